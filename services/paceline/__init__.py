@@ -1,0 +1,3 @@
+"""Paceline: speculative decoding as a distributed service."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,183 @@
+"""The one configuration tree: declared once, frozen, deaf to nothing (unknown keys fail).
+
+`AppConfig()` alone runs the toy model. It arrives as `applications[].args` of a Serve YAML.
+Replica counts, CPUs, GPUs and autoscaling live in that YAML's `deployments:` block, never here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelConfig(_Section):
+    """Which weights to serve and how to hold them."""
+
+    source: str = Field(
+        "toy", description="local folder, Hub id, an alias (smollm2-135m), or toy / timed"
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="weights and KV cache element type"
+    )
+    device: str = Field("auto", description="torch device, or auto: cuda when present, else cpu")
+    num_threads: int = Field(
+        1, ge=1, le=256, description="torch intra-op threads of this process (CPU)"
+    )
+    max_model_len: int = Field(2048, ge=8, le=1_048_576, description="context limit in tokens")
+    block_size: int = Field(16, ge=1, le=256, description="KV block size in tokens")
+    num_kv_blocks: int = Field(
+        1024, ge=2, le=1 << 24, description="KV blocks in the pool (capacity = blocks x block size)"
+    )
+    toy_error_rate: float = Field(
+        0.0, ge=0.0, le=1.0, description="toy model: share of steps whose logits are disturbed"
+    )
+    toy_step_ms: float = Field(
+        0.0, ge=0.0, le=10_000.0, description="timed model: cost of a pass in milliseconds"
+    )
+    toy_row_ms: float = Field(
+        0.0, ge=0.0, le=1_000.0, description="timed model: added cost of each row in milliseconds"
+    )
+
+
+class GatewayConfig(_Section):
+    """The HTTP front door and its limits."""
+
+    served_model_name: str = Field("toy", description="the `model` that requests must name")
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="largest HTTP body accepted, bytes")
+    max_tokens_default: int = Field(
+        16, ge=1, description="completions: max_tokens when the request has none (OpenAI: 16)"
+    )
+    max_stop_strings: int = Field(4, ge=0, le=64, description="stop strings in one request")
+    max_stop_chars: int = Field(256, ge=1, description="characters in one stop string")
+    max_messages: int = Field(256, ge=1, description="messages in one chat request")
+    max_concurrent_requests: int = Field(
+        256, ge=1, description="requests in progress per gateway; beyond it 429"
+    )
+    ready_timeout_s: float = Field(5.0, gt=0, description="how long /ready waits for a target")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="longest life of one request in seconds; then a clean error"
+    )
+
+
+class TargetConfig(_Section):
+    """The replica that owns the truth."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the large model")
+    max_num_seqs: int = Field(32, ge=1, le=4096, description="sequences in one pass")
+    max_queued_seqs: int = Field(
+        128, ge=0, description="sequences waiting for a place; beyond it 429"
+    )
+    max_rows_per_pass: int = Field(
+        512, ge=16, description="token rows in one pass: decode + verify + prefill chunks"
+    )
+    host: str = Field("127.0.0.1", description="address the Speculation server binds")
+    port_min: int = Field(52000, ge=1024, le=65535, description="first port to try")
+    port_max: int = Field(52999, ge=1024, le=65535, description="last port to try")
+
+    @model_validator(mode="after")
+    def _ports(self) -> TargetConfig:
+        if self.port_max < self.port_min:
+            raise ValueError("target.port_max must be >= target.port_min")
+        if self.max_rows_per_pass < self.max_num_seqs:
+            raise ValueError("target.max_rows_per_pass must be >= target.max_num_seqs")
+        return self
+
+
+class DraftConfig(_Section):
+    """A disposable replica that runs ahead."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="the small model")
+    max_sessions: int = Field(128, ge=1, description="sequences over all targets; beyond it BUSY")
+    max_rows_per_pass: int = Field(512, ge=16, description="token rows in one draft pass")
+    session_idle_s: float = Field(
+        60.0, gt=0, description="a sequence without any message for so long is dropped"
+    )
+
+
+class SpeculationConfig(_Section):
+    """How far the draft may run and what a request may ask for."""
+
+    method: Literal["model", "off"] = Field("model", description="proposer of the deployment")
+    num_speculative_tokens: int = Field(
+        4, ge=1, le=64, description="draft tokens verified per sequence and pass (K) by default"
+    )
+    max_num_speculative_tokens: int = Field(
+        16, ge=1, le=64, description="ceiling of K; a request that asks for more gets this"
+    )
+    max_draft_ahead: int = Field(
+        16, ge=1, le=256, description="tokens a draft may be ahead of the committed text"
+    )
+    max_lone_wait_ms: float = Field(
+        50.0,
+        ge=0.0,
+        le=1000.0,
+        description="cap of a lone sequence's wait for its draft, when that pays; 0 = never",
+    )
+
+    @model_validator(mode="after")
+    def _ahead(self) -> SpeculationConfig:
+        if not (
+            self.num_speculative_tokens <= self.max_num_speculative_tokens <= self.max_draft_ahead
+        ):
+            raise ValueError(
+                "speculation needs num_speculative_tokens <= max_num_speculative_tokens"
+                " <= max_draft_ahead"
+            )
+        return self
+
+
+class RpcConfig(_Section):
+    """The gRPC stream between one draft and one target."""
+
+    max_message_bytes: int = Field(
+        4 << 20, ge=64 << 10, le=64 << 20, description="largest gRPC message, bytes"
+    )
+    max_items_per_message: int = Field(1024, ge=1, description="batch entries in one message")
+    max_tokens_per_item: int = Field(
+        1 << 20, ge=1, description="token ids in one OpenSession, DraftTokens or Verdict"
+    )
+    max_streams: int = Field(64, ge=1, description="draft streams per target; beyond it refused")
+    max_outbox_messages: int = Field(
+        1024, ge=8, description="unsent messages per stream; beyond it the stream is dropped"
+    )
+    hello_timeout_s: float = Field(5.0, gt=0, description="wait for Hello / Welcome")
+    open_timeout_s: float = Field(10.0, gt=0, description="wait for Opened before trying again")
+    ping_interval_s: float = Field(0.5, gt=0, description="pings for clock offset and liveness")
+    peer_timeout_s: float = Field(2.0, gt=0, description="silence after which a peer is lost")
+    keepalive_time_ms: int = Field(500, ge=100, description="HTTP/2 keepalive ping interval")
+    keepalive_timeout_ms: int = Field(1000, ge=50, description="HTTP/2 keepalive answer timeout")
+    redial_min_s: float = Field(0.1, gt=0, description="first pause before dialling again")
+    redial_max_s: float = Field(5.0, gt=0, description="longest pause before dialling again")
+    max_remote_errors: int = Field(
+        8, ge=1, description="malformed messages of a peer before its stream is closed"
+    )
+
+
+class ControllerConfig(_Section):
+    """Soft state: registry and assignment."""
+
+    heartbeat_interval_s: float = Field(1.0, gt=0, description="how often replicas report")
+    heartbeat_timeout_s: float = Field(5.0, gt=0, description="silence that removes a replica")
+    targets_per_draft: int = Field(
+        8, ge=1, description="most targets that one draft serves at once"
+    )
+
+
+class AppConfig(_Section):
+    """Everything; `AppConfig()` runs the toy model on a laptop."""
+
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig, description="HTTP front door")
+    target: TargetConfig = Field(default_factory=TargetConfig, description="target replicas")
+    draft: DraftConfig = Field(default_factory=DraftConfig, description="draft replicas")
+    speculation: SpeculationConfig = Field(
+        default_factory=SpeculationConfig, description="proposers and lookahead"
+    )
+    rpc: RpcConfig = Field(default_factory=RpcConfig, description="draft <-> target streams")
+    controller: ControllerConfig = Field(
+        default_factory=ControllerConfig, description="registry and assignment"
+    )
