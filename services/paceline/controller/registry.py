@@ -1,0 +1,136 @@
+"""Which replicas live and which draft serves which target. Soft state, pure; time is an argument.
+
+Everything here is rebuilt from heartbeats. If it is lost, the last assignment stays in force at
+the drafts. It does not know sequences, acceptance or Serve.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """One heartbeat of a target. `address` is host:port of its Speculation server."""
+
+    replica_id: str
+    boot_id: str
+    address: str
+    pid: int
+    num_running: int = 0
+    num_waiting: int = 0
+    num_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """One heartbeat of a draft. `connected` lists the target addresses with a live stream."""
+
+    replica_id: str
+    boot_id: str
+    pid: int
+    max_sessions: int
+    num_sessions: int = 0
+    connected: tuple[str, ...] = ()
+
+
+def assign(
+    targets: Sequence[str],
+    drafts: Sequence[str],
+    targets_per_draft: int,
+    previous: Mapping[str, tuple[str, ...]] | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """Target addresses for each draft: balanced coverage, previous pairs kept where possible.
+
+    Every draft serves min(len(targets), targets_per_draft) targets. Coverage of two targets
+    differs by at most one; while it is balanced, pairs of `previous` stay.
+    """
+    size = min(len(targets), targets_per_draft)
+    if size == len(targets):
+        return {draft: tuple(sorted(targets)) for draft in drafts}
+    total = size * len(drafts)
+    floor, spare = divmod(total, len(targets))
+    kept: dict[str, list[str]] = {draft: [] for draft in drafts}
+    coverage: Counter[str] = Counter(dict.fromkeys(targets, 0))
+    for draft in sorted(drafts):
+        for target in (previous or {}).get(draft, ()):
+            allowed = floor + (1 if spare > 0 and coverage[target] == floor else 0)
+            if target in coverage and coverage[target] < allowed and len(kept[draft]) < size:
+                spare -= coverage[target] == floor
+                coverage[target] += 1
+                kept[draft].append(target)
+    _fill(kept, coverage, size)
+    return {draft: tuple(sorted(mine)) for draft, mine in kept.items()}
+
+
+def _fill(kept: dict[str, list[str]], coverage: Counter[str], size: int) -> None:
+    """Give every draft `size` targets, always the least covered it lacks; then even out."""
+    for draft in sorted(kept):
+        while len(kept[draft]) < size:
+            target = min((c, t) for t, c in coverage.items() if t not in kept[draft])[1]
+            kept[draft].append(target)
+            coverage[target] += 1
+    for _ in range(len(kept) * size):
+        low = min((c, t) for t, c in coverage.items())[1]
+        high = max((c, t) for t, c in coverage.items())[1]
+        if coverage[high] - coverage[low] <= 1:
+            return
+        movable = (d for d in sorted(kept) if high in kept[d] and low not in kept[d])
+        draft = next(movable)
+        kept[draft][kept[draft].index(high)] = low
+        coverage[high] -= 1
+        coverage[low] += 1
+
+
+@dataclass
+class Registry:
+    """Heartbeats in, assignment out. A replica silent for `timeout_s` is forgotten."""
+
+    timeout_s: float
+    targets_per_draft: int
+    _targets: dict[str, tuple[TargetReport, float]] = field(default_factory=dict)
+    _drafts: dict[str, tuple[DraftReport, float]] = field(default_factory=dict)
+    _assignment: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def report_target(self, report: TargetReport, now_s: float) -> None:
+        # A restarted replica may come back on the same address under another id.
+        stale = [
+            replica_id
+            for replica_id, (old, _) in self._targets.items()
+            if old.address == report.address and replica_id != report.replica_id
+        ]
+        for replica_id in stale:
+            del self._targets[replica_id]
+        self._targets[report.replica_id] = (report, now_s)
+        self._expire(now_s)
+
+    def report_draft(self, report: DraftReport, now_s: float) -> tuple[str, ...]:
+        """Returns the target addresses that this draft should have streams to."""
+        self._drafts[report.replica_id] = (report, now_s)
+        self._expire(now_s)
+        return self._assignment.get(report.replica_id, ())
+
+    def remove(self, replica_id: str, now_s: float) -> None:
+        """An orderly goodbye."""
+        self._targets.pop(replica_id, None)
+        self._drafts.pop(replica_id, None)
+        self._expire(now_s)
+
+    def _expire(self, now_s: float) -> None:
+        limit = now_s - self.timeout_s
+        self._targets = {k: v for k, v in self._targets.items() if v[1] >= limit}
+        self._drafts = {k: v for k, v in self._drafts.items() if v[1] >= limit}
+        self._assignment = assign(
+            [report.address for report, _ in self._targets.values()],
+            list(self._drafts),
+            self.targets_per_draft,
+            self._assignment,
+        )
+
+    def targets(self) -> list[TargetReport]:
+        return [report for report, _ in self._targets.values()]
+
+    def drafts(self) -> list[DraftReport]:
+        return [report for report, _ in self._drafts.values()]

@@ -1,0 +1,74 @@
+"""DraftReplica: a `DraftDriver` inside a Serve replica; dials the targets it is assigned."""
+
+import asyncio
+import dataclasses
+import os
+import uuid
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from paceline.config import AppConfig
+from paceline.controller_client import HeartbeatLoop
+from paceline.draft.driver import DraftDriver
+from paceline.engine.loader import load_source
+from paceline.engine.worker import EngineWorker
+
+# Noise only for the draft's most likely tokens (`math.md` 2e.6): it can cost acceptance, never
+# exactness.
+DRAFT_TOP_N = 64
+
+
+class DraftReplica:
+    """Disposable: everything it holds can be rebuilt from a target's Open."""
+
+    # Serve awaits an async constructor, so that the replica's loop stays alive while it loads.
+    async def __init__(  # type: ignore[misc]
+        self, config: AppConfig, controller: DeploymentHandle
+    ) -> None:
+        boot_id = uuid.uuid4().hex
+        self._replica_id = serve.get_replica_context().replica_tag
+        self._boot_id = boot_id
+        engine = await asyncio.to_thread(load_source, config.draft.model, draft_top_n=DRAFT_TOP_N)
+        self._driver = DraftDriver(
+            EngineWorker(engine), config.draft, config.rpc, self._replica_id, boot_id
+        )
+        await self._driver.start()
+        self._heartbeats = HeartbeatLoop(
+            config.controller.heartbeat_interval_s, lambda: self._report(controller)
+        )
+        self._heartbeats.start()
+
+    async def _report(self, controller: DeploymentHandle) -> None:
+        addresses = await controller.heartbeat_draft.remote(
+            {
+                "replica_id": self._replica_id,
+                "boot_id": self._boot_id,
+                "pid": os.getpid(),
+                "max_sessions": self._driver.table.max_sessions,
+                "num_sessions": len(self._driver.table),
+                "connected": self._driver.connected,
+            }
+        )
+        self._driver.set_targets(addresses)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters and current sizes of this replica."""
+        table = self._driver.table
+        info = self._driver.worker.info
+        return {
+            "replica_id": self._replica_id,
+            "pid": os.getpid(),
+            "num_sessions": len(table),
+            "connected": self._driver.connected,
+            "table": dataclasses.asdict(table.stats),
+            "num_engine_blocks_used": info.num_blocks - await self._driver.worker.free_blocks(),
+        }
+
+    async def check_health(self) -> None:
+        self._driver.check_health()
+
+    async def __del__(self) -> None:
+        await self._heartbeats.stop()
+        await self._driver.stop()

@@ -1,0 +1,188 @@
+"""Moves bytes and time between targets' streams, the draft table and the engine thread.
+
+No decisions about tokens here: `DraftTable` and its sessions make them. One decode step serves
+all sequences of all targets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+
+from paceline.config import DraftConfig, RpcConfig
+from paceline.engine.base import OutOfBlocks, StepItem
+from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
+from paceline.protocol.messages import PROTOCOL_VERSION, DraftMessage, Hello
+from paceline.rpc.backoff import Backoff
+from paceline.rpc.client import dial
+from paceline.rpc.errors import HandshakeRefused, StreamLost
+from paceline.rpc.stream import DraftStream
+
+logger = logging.getLogger("ray.serve")
+
+
+class DraftDriver:
+    """One draft replica without Ray. `set_targets` says whom to dial; it re-dials with backoff."""
+
+    def __init__(
+        self,
+        worker: EngineWorker,
+        config: DraftConfig,
+        rpc: RpcConfig,
+        replica_id: str,
+        boot_id: str,
+    ) -> None:
+        self.worker = worker
+        self._config = config
+        self._rpc = rpc
+        info = worker.info
+        self.table = DraftTable(
+            max_sessions=config.max_sessions,
+            max_len=info.max_model_len,
+            session_idle_us=int(config.session_idle_s * 1e6),
+        )
+        self.hello = Hello(
+            protocol_version=PROTOCOL_VERSION,
+            boot_id=boot_id,
+            replica_id=replica_id,
+            model_id=info.model_id,
+            vocab_size=info.vocab_size,
+            tokenizer_hash=info.tokenizer_hash,
+            max_model_len=info.max_model_len,
+            max_sessions=config.max_sessions,
+            modes=SUPPORTED_MODES,
+        )
+        self._wake = asyncio.Event()
+        self._streams: dict[int, DraftStream] = {}
+        self._links: dict[str, asyncio.Task[None]] = {}
+        self._connected: set[str] = set()
+        self._next_link_id = 1
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._loop_task = asyncio.create_task(self._run(), name="paceline-draft-passes")
+
+    async def stop(self) -> None:
+        for stream in self._streams.values():
+            stream.close("the draft is shutting down")
+        self.set_targets(())
+        tasks = [task for task in (self._loop_task, *self._links.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.worker.close()
+
+    async def __aenter__(self) -> DraftDriver:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def check_health(self) -> None:
+        """Raises when the pass loop has ended."""
+        task = self._loop_task
+        if task is None or task.done():
+            error = None if task is None or task.cancelled() else task.exception()
+            raise RuntimeError(f"the pass loop of this draft is not running: {error!r}")
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """Addresses of the targets with a live stream."""
+        return tuple(sorted(self._connected))
+
+    # -- links ------------------------------------------------------------------------------
+
+    def set_targets(self, addresses: Iterable[str]) -> None:
+        """Have one stream to each of `addresses` and to no other."""
+        wanted = set(addresses)
+        for address in self._links.keys() - wanted:
+            self._links.pop(address).cancel()
+        for address in wanted - self._links.keys():
+            task = asyncio.create_task(self._keep_link(address), name=f"paceline-link-{address}")
+            self._links[address] = task
+
+    async def _keep_link(self, address: str) -> None:
+        backoff = Backoff(self._rpc.redial_min_s, self._rpc.redial_max_s, random.random)
+        while True:
+            try:
+                async with dial(address, self._rpc, self.hello) as (welcome, stream):
+                    backoff.reset()
+                    logger.info("drafting for target %s at %s", welcome.replica_id, address)
+                    await self._serve_target(address, stream)
+            except HandshakeRefused as refused:
+                logger.error("target %s refused this draft: %s", address, refused)
+            except StreamLost as lost:
+                logger.info("no stream to target %s: %s", address, lost)
+            await asyncio.sleep(backoff.next_s())
+
+    async def _serve_target(self, address: str, stream: DraftStream) -> None:
+        link_id, self._next_link_id = self._next_link_id, self._next_link_id + 1
+        self._streams[link_id] = stream
+        self._connected.add(address)
+        try:
+            while True:
+                for message in await stream.receive():
+                    for answer in self.table.receive(link_id, message, monotonic_us()):
+                        stream.send(answer)
+                self._wake.set()
+        finally:
+            self._connected.discard(address)
+            del self._streams[link_id]
+            self.table.lose_link(link_id)
+            self._wake.set()
+
+    def _send(self, link_id: int, message: DraftMessage) -> None:
+        stream = self._streams.get(link_id)
+        if stream is not None:
+            stream.send(message)
+
+    # -- passes -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            for link_id, close in self.table.expire(monotonic_us()):
+                self._send(link_id, close)
+            items = self.table.begin_pass(self._config.max_rows_per_pass)
+            if items or self.table.has_released:
+                await self._pass(items)
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.session_idle_s / 4):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _pass(self, items: list[PassItem]) -> None:
+        try:
+            steps = [_step_item(item) for item in items]
+            done = await self.worker.run(self.table.take_released(), steps)
+        except OutOfBlocks:
+            self.table.cancel_pass(items)
+            evicted = self.table.evict_newest()
+            if evicted is not None:
+                self._send(*evicted)
+            return
+        tokens = [result.token_ids[0] if result.token_ids else None for result in done.results]
+        self.table.end_pass(items, tokens, done.ended_us - done.started_us)
+        for link_id, drafts in self.table.take_drafts(monotonic_us()).items():
+            for draft in drafts:
+                self._send(link_id, draft)
+
+
+def _step_item(item: PassItem) -> StepItem:
+    return StepItem(
+        sequence_id=item.sequence_id,
+        start=item.work.start,
+        token_ids=item.work.token_ids,
+        num_samples=int(item.work.is_sampled),
+        sampling=item.sampling,
+        output_index=item.work.output_index,
+    )

@@ -1,0 +1,75 @@
+"""The one thread that owns an engine, seen from an event loop.
+
+It adds sequences on first sight, frees them before the next pass and times each pass. It knows
+nothing of what the passes mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from paceline.engine.base import Engine, EngineInfo, StepItem, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """`started_us` and `ended_us` are the process's monotonic clock around `Engine.step`."""
+
+    results: list[StepResult]
+    started_us: int
+    ended_us: int
+
+
+def monotonic_us() -> int:
+    """The clock of all times in this process, microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+class EngineWorker:
+    """`await run(...)` steps the engine on its own thread; the event loop never blocks."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: set[int] = set()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-engine")
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    async def run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
+        """Free `released`, then one pass over `items` (none: only the freeing).
+
+        The engine's exceptions come through; `OutOfBlocks` means that nothing changed.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._run, released, items)
+
+    def _run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
+        for sequence_id in released:
+            if sequence_id in self._known:
+                self._known.discard(sequence_id)
+                self._engine.free(sequence_id)
+        for item in items:
+            if item.sequence_id not in self._known:
+                self._engine.add(item.sequence_id)
+                self._known.add(item.sequence_id)
+        started_us = monotonic_us()
+        results = self._engine.step(items) if items else []
+        return PassResult(results, started_us, monotonic_us())
+
+    async def free_blocks(self) -> int:
+        """Free KV blocks after everything queued so far; also checks the bookkeeping."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._check)
+
+    def _check(self) -> int:
+        self._engine.check_integrity()
+        return self._engine.stats().num_free_blocks
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)

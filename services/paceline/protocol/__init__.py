@@ -1,0 +1,1 @@
+"""The pure core: messages, sessions, link states. No I/O, no clock, no randomness."""

@@ -1,0 +1,180 @@
+"""Everything that crosses the wire between a draft and a target, and nothing else.
+
+Frozen, without behaviour. `rpc.codec` translates to protobuf; sessions consume and return these.
+Conventions: a *position* is an absolute 0-based index into prompt + output; token ids are
+non-negative ints below the vocabulary size that both sides agreed on; `*_us` are microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from paceline.sampling.params import SamplingParams, VerificationMode
+
+PROTOCOL_VERSION = 1
+TRACE_CONTEXT_BYTES = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Draft -> target, first message of a stream. `boot_id` is new at every process start."""
+
+    protocol_version: int
+    boot_id: str
+    replica_id: str
+    model_id: str
+    vocab_size: int
+    tokenizer_hash: str
+    max_model_len: int
+    max_sessions: int
+    modes: tuple[VerificationMode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Target -> draft, the answer to a `Hello` that fits."""
+
+    protocol_version: int
+    boot_id: str
+    replica_id: str
+    model_id: str
+    vocab_size: int
+    tokenizer_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Target -> draft: (re)open a sequence. Carries every token so far; `epoch` fences older ones.
+
+    `token_ids` = prompt + committed output; the first `prompt_len` are the prompt, so output
+    index t sits at position `prompt_len + t`. `limit_position`: no token at or beyond it may be
+    drafted.
+    """
+
+    session_id: int
+    epoch: int
+    prompt_len: int
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    mode: VerificationMode
+    limit_position: int
+
+
+class OpenStatus(StrEnum):
+    OK = "ok"
+    BUSY = "busy"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Draft -> target: the answer to `OpenSession`."""
+
+    session_id: int
+    epoch: int
+    status: OpenStatus
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """Draft -> target: proposals for positions `start, start + 1, ...`.
+
+    `context_hash` is the hash (`protocol.hashing`) of all tokens before `start`: a proposal made
+    from another context is recognised exactly. `last_round` is the newest verdict round that the
+    draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's
+    monotonic clock when the message left.
+    """
+
+    session_id: int
+    epoch: int
+    start: int
+    context_hash: int
+    token_ids: tuple[int, ...]
+    last_round: int
+    draft_us: int = 0
+    sent_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Target -> draft: positions `start, start + 1, ...` are committed to `token_ids`.
+
+    The last of them is the recovered or bonus token (or the plain one of an empty window), the
+    `num_accepted_tokens` before it were the draft's. A verdict *sets* positions: a duplicate is
+    harmless, a gap is answered by a `Nack`, a conflict is a rewind.
+    """
+
+    session_id: int
+    epoch: int
+    start: int
+    token_ids: tuple[int, ...]
+    num_accepted_tokens: int
+    limit_position: int
+    round: int
+    trace_context: bytes = b""
+    queue_us: int = 0
+    verify_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """Either way: "I hold your tokens up to `have_len`, then something is missing"."""
+
+    session_id: int
+    epoch: int
+    have_len: int
+
+
+class CloseReason(StrEnum):
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    REPLACED = "replaced"
+    UNKNOWN = "unknown"
+    PROTOCOL = "protocol"
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Target -> draft (or draft -> target when it gives a sequence up): forget the sequence."""
+
+    session_id: int
+    epoch: int
+    reason: CloseReason
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Either way. `sent_us` is the sender's monotonic clock; the load figures are the sender's."""
+
+    sent_us: int
+    num_sessions: int = 0
+    queue_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """`ping_sent_us` echoes the ping; `received_us` is the answering side's monotonic clock."""
+
+    ping_sent_us: int
+    received_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Either way: open nothing new here; existing sessions go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """Either way: an orderly end of the stream. EOF without it is a lost peer."""
+
+    reason: str = field(default="")
+
+
+DraftMessage = (
+    Hello | Opened | DraftTokens | Nack | CloseSession | Ping | Pong | Drain | Bye
+)  # draft -> target
+TargetMessage = (
+    Welcome | OpenSession | Verdict | Nack | CloseSession | Ping | Pong | Drain | Bye
+)  # target -> draft

@@ -1,0 +1,91 @@
+"""TargetReplica: a `TargetDriver` inside a Serve replica, reporting to the Controller."""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from paceline.config import AppConfig
+from paceline.controller_client import HeartbeatLoop
+from paceline.engine.loader import load_source
+from paceline.engine.worker import EngineWorker
+from paceline.generation import GenerateRequest, RoundDelta
+from paceline.target.driver import TargetDriver
+
+logger = logging.getLogger("ray.serve")
+
+
+class TargetReplica:
+    """Owns committed tokens, KV cache, sampler and schedule of its requests."""
+
+    # Serve awaits an async constructor, so that the replica's loop stays alive while it loads.
+    async def __init__(  # type: ignore[misc]
+        self, config: AppConfig, controller: DeploymentHandle
+    ) -> None:
+        boot_id = uuid.uuid4().hex
+        replica_id = serve.get_replica_context().replica_tag
+        engine = await asyncio.to_thread(load_source, config.target.model)
+        self._driver = TargetDriver(EngineWorker(engine), config, replica_id, boot_id)
+        await self._driver.start()
+        self._replica_id, self._boot_id = replica_id, boot_id
+        self._heartbeats = HeartbeatLoop(
+            config.controller.heartbeat_interval_s, lambda: self._report(controller)
+        )
+        self._heartbeats.start()
+        logger.info("target %s serves drafts at %s", replica_id, self._driver.server.address)
+
+    async def _report(self, controller: DeploymentHandle) -> None:
+        scheduler = self._driver.scheduler
+        await controller.heartbeat_target.remote(
+            {
+                "replica_id": self._replica_id,
+                "boot_id": self._boot_id,
+                "address": self._driver.server.address,
+                "pid": os.getpid(),
+                "num_running": scheduler.num_running,
+                "num_waiting": scheduler.num_waiting,
+                "num_drafts": self._driver.num_links,
+            }
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
+        """One item per round."""
+        async for delta in self._driver.generate(request):
+            yield delta
+
+    async def abort(self, request_id: str) -> bool:
+        return self._driver.abort(request_id)
+
+    async def ready(self) -> bool:
+        """True when a request would be answered now."""
+        self._driver.check_health()
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters and current sizes of this replica."""
+        scheduler = self._driver.scheduler
+        return {
+            "replica_id": self._replica_id,
+            "pid": os.getpid(),
+            "scheduler": dataclasses.asdict(scheduler.stats),
+            "drafts": dict(scheduler.drafts.counts),
+            "num_links": self._driver.num_links,
+            "num_running": scheduler.num_running,
+            "num_waiting": scheduler.num_waiting,
+            "num_reserved_blocks": scheduler.info.num_blocks - scheduler.num_free_blocks,
+            "num_engine_blocks_used": scheduler.info.num_blocks
+            - await self._driver.worker.free_blocks(),
+        }
+
+    async def check_health(self) -> None:
+        self._driver.check_health()
+
+    async def __del__(self) -> None:
+        await self._heartbeats.stop()
+        await self._driver.stop()

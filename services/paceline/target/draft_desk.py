@@ -1,0 +1,201 @@
+"""Everything between a target's sequences and its drafts: open, receive, reopen, quarantine. Pure.
+
+It decides which draft serves a sequence and what a message of a draft does; it does not know
+passes, engines or sockets. A draft can cost time here, never a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from paceline.config import RpcConfig
+from paceline.errors import RemoteProtocolError
+from paceline.protocol.link import LinkEvent, LinkState
+from paceline.protocol.lookahead import LonePolicy
+from paceline.protocol.messages import (
+    CloseReason,
+    CloseSession,
+    DraftMessage,
+    DraftTokens,
+    Drain,
+    Hello,
+    Nack,
+    Opened,
+    OpenStatus,
+    Verdict,
+)
+from paceline.protocol.target_session import Disposition
+from paceline.target.draft_pool import DraftPool
+from paceline.target.sequence import Sequence
+
+_US = 1_000_000
+
+
+class DraftDesk:
+    """`counts` has one entry per `Disposition` and per event named below; all only rise."""
+
+    def __init__(
+        self, sequences: dict[int, Sequence], policy: LonePolicy, config: RpcConfig
+    ) -> None:
+        self._sequences = sequences
+        self._policy = policy
+        self._config = config
+        self.pool = DraftPool(config.max_remote_errors)
+        self.counts: Counter[str] = Counter()
+
+    # -- links ------------------------------------------------------------------------------
+
+    def attach(self, link_id: int, hello: Hello) -> None:
+        """A draft has dialled in and fits."""
+        self.pool.attach(link_id, hello)
+        self.counts["attached"] += 1
+
+    def detach(self, link_id: int) -> None:
+        """A draft is gone: its sequences go on alone and look for another."""
+        for session_id in self.pool.detach(link_id):
+            sequence = self._sequences.get(session_id)
+            if sequence is not None and sequence.draft_id == link_id:
+                self._lose(sequence, LinkEvent.PEER_LOST)
+
+    def maintain(self, running: Iterable[int], now_us: int) -> None:
+        """Open what has no draft, give up on opens that are not answered."""
+        for session_id in running:
+            sequence = self._sequences[session_id]
+            opening = sequence.session.link is LinkState.OPENING
+            if opening and now_us >= sequence.open_deadline_us:
+                self.counts["open_timeout"] += 1
+                self._part(sequence, CloseReason.REPLACED)
+                self._lose(sequence, LinkEvent.OPEN_TIMEOUT, now_us)
+            self.try_open(sequence, now_us)
+
+    def try_open(self, sequence: Sequence, now_us: int) -> None:
+        """Hand the sequence to the least loaded draft, if it wants one and one is there."""
+        session = sequence.session
+        if session.link is not LinkState.LOST or not sequence.max_draft:
+            return
+        if now_us < sequence.next_open_us or session.limit_position <= session.committed_len:
+            return
+        link_id = self.pool.choose(session.mode, now_us, avoid=sequence.last_draft_id)
+        link = None if link_id is None else self.pool.get(link_id)
+        if link_id is None or link is None:
+            return
+        sequence.draft_id = sequence.last_draft_id = link_id
+        sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
+        link.sessions.add(session.session_id)
+        link.outbox.append(session.reopen())
+        self.counts["reopened" if session.epoch > 1 else "opened"] += 1
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        if sequence.session.is_attached:
+            finished = sequence.session.is_finished
+            self._part(sequence, CloseReason.FINISHED if finished else CloseReason.ABORTED)
+        self.pool.release(sequence.draft_id, sequence.session.session_id)
+        sequence.session.close()
+
+    def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
+        self.pool.send(sequence.draft_id, verdict)
+
+    # -- messages ---------------------------------------------------------------------------
+
+    def receive(self, link_id: int, message: DraftMessage, now_us: int, wire_us: int = 0) -> None:
+        """Act on one message of a draft. Never raises for what a peer may send."""
+        match message:
+            case DraftTokens() | Opened() | Nack() | CloseSession():
+                self._receive_for_sequence(link_id, message, now_us, wire_us)
+            case Drain():
+                link = self.pool.get(link_id)
+                if link is not None:
+                    link.is_draining = True
+            case _:
+                pass  # Ping, Pong and Bye are the stream's own affair
+
+    def _receive_for_sequence(
+        self,
+        link_id: int,
+        message: DraftTokens | Opened | Nack | CloseSession,
+        now_us: int,
+        wire_us: int,
+    ) -> None:
+        sequence = self._sequences.get(message.session_id)
+        if sequence is None or sequence.draft_id != link_id:
+            self.counts["unknown_session"] += 1
+            if isinstance(message, DraftTokens):
+                close = CloseSession(message.session_id, message.epoch, CloseReason.UNKNOWN)
+                self.pool.send(link_id, close)
+            return
+        try:
+            match message:
+                case DraftTokens():
+                    self._draft(link_id, sequence, message, now_us, wire_us)
+                case Opened():
+                    self._opened(link_id, sequence, message, now_us)
+                case Nack():
+                    self._nack(sequence, message)
+                case CloseSession():
+                    self._given_up(sequence, message, now_us)
+        except RemoteProtocolError:
+            self.counts["remote_error"] += 1
+            self.pool.strike(link_id)
+            self._part(sequence, CloseReason.PROTOCOL)
+            self._lose(sequence, LinkEvent.PEER_LOST, now_us)
+
+    def _draft(
+        self, link_id: int, sequence: Sequence, draft: DraftTokens, now_us: int, wire_us: int
+    ) -> None:
+        disposition = sequence.session.receive_draft(draft)
+        self.counts[disposition] += 1
+        if disposition is Disposition.KEPT:
+            sequence.keep(draft, now_us, wire_us)
+            if draft.draft_us:
+                self._policy.draft_token_us.update(draft.draft_us / len(draft.token_ids))
+        elif disposition is Disposition.GAP:
+            session = sequence.session
+            nack = Nack(session.session_id, session.epoch, len(session.log))
+            self.pool.send(link_id, nack)
+
+    def _opened(self, link_id: int, sequence: Sequence, opened: Opened, now_us: int) -> None:
+        if not sequence.session.receive_opened(opened):
+            self.counts[Disposition.STALE_EPOCH] += 1
+            return
+        if opened.status is OpenStatus.OK:
+            sequence.open_pause_us = 0
+            return
+        self.counts[opened.status] += 1
+        self._detach_sequence(sequence, now_us)
+
+    def _nack(self, sequence: Sequence, nack: Nack) -> None:
+        if nack.epoch != sequence.session.epoch:
+            self.counts[Disposition.STALE_EPOCH] += 1
+            return
+        self.counts["nack"] += 1
+        verdict = sequence.session.receive_nack(nack.have_len)
+        if verdict is not None:
+            self.pool.send(sequence.draft_id, verdict)
+
+    def _given_up(self, sequence: Sequence, close: CloseSession, now_us: int) -> None:
+        if close.epoch == sequence.session.epoch and sequence.session.is_attached:
+            self.counts["given_up"] += 1
+            self._lose(sequence, LinkEvent.PEER_LOST, now_us)
+
+    # -- losing a draft ---------------------------------------------------------------------
+
+    def _part(self, sequence: Sequence, reason: CloseReason) -> None:
+        session = sequence.session
+        self.pool.send(sequence.draft_id, CloseSession(session.session_id, session.epoch, reason))
+
+    def _lose(self, sequence: Sequence, event: LinkEvent, now_us: int | None = None) -> None:
+        """`now_us` given: the draft itself failed us, so pause before the next open."""
+        if sequence.session.is_attached:
+            sequence.session.lose_draft(event)
+        self._detach_sequence(sequence, now_us)
+
+    def _detach_sequence(self, sequence: Sequence, now_us: int | None) -> None:
+        self.pool.release(sequence.draft_id, sequence.session.session_id)
+        sequence.draft_id = None
+        if now_us is not None:
+            first = int(self._config.redial_min_s * _US)
+            last = int(self._config.redial_max_s * _US)
+            sequence.open_pause_us = min(last, max(first, sequence.open_pause_us * 2))
+            sequence.next_open_us = now_us + sequence.open_pause_us

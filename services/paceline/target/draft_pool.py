@@ -1,0 +1,88 @@
+"""The drafts attached to one target: who may take a sequence, what each is to be sent. Pure.
+
+Knows links by number only; a stream driver owns the bytes. Messages are queued per link in the
+order in which they must arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.protocol.messages import Hello, TargetMessage
+from paceline.sampling.params import VerificationMode
+
+
+@dataclass(slots=True)
+class DraftLink:
+    """One attached draft. `strikes` counts broken rules; `sessions` are sequence ids."""
+
+    hello: Hello
+    sessions: set[int] = field(default_factory=set)
+    outbox: list[TargetMessage] = field(default_factory=list)
+    strikes: int = 0
+    is_draining: bool = False
+    busy_until_us: int = 0
+
+
+class DraftPool:
+    """Links by id. `max_strikes` broken rules cost a draft its stream."""
+
+    def __init__(self, max_strikes: int) -> None:
+        self.max_strikes = max_strikes
+        self._links: dict[int, DraftLink] = {}
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def attach(self, link_id: int, hello: Hello) -> None:
+        self._links[link_id] = DraftLink(hello)
+
+    def detach(self, link_id: int) -> set[int]:
+        """Forget a link; returns the sequences that it served."""
+        link = self._links.pop(link_id, None)
+        return set() if link is None else link.sessions
+
+    def get(self, link_id: int) -> DraftLink | None:
+        return self._links.get(link_id)
+
+    def links(self) -> dict[int, DraftLink]:
+        return self._links
+
+    def choose(self, mode: VerificationMode, now_us: int, avoid: int | None = None) -> int | None:
+        """The least loaded draft that may take one more sequence; `avoid` only as a last resort."""
+        candidates = [
+            (link_id == avoid, len(link.sessions), link_id)
+            for link_id, link in self._links.items()
+            if mode in link.hello.modes
+            and not link.is_draining
+            and link.busy_until_us <= now_us
+            and len(link.sessions) < link.hello.max_sessions
+        ]
+        return min(candidates)[2] if candidates else None
+
+    def send(self, link_id: int | None, message: TargetMessage) -> None:
+        """Queue a message; a link that is gone swallows it."""
+        link = None if link_id is None else self._links.get(link_id)
+        if link is not None:
+            link.outbox.append(message)
+
+    def release(self, link_id: int | None, session_id: int) -> None:
+        link = None if link_id is None else self._links.get(link_id)
+        if link is not None:
+            link.sessions.discard(session_id)
+
+    def strike(self, link_id: int) -> None:
+        link = self._links.get(link_id)
+        if link is not None:
+            link.strikes += 1
+
+    def take_outbox(self) -> dict[int, list[TargetMessage]]:
+        out: dict[int, list[TargetMessage]] = {}
+        for link_id, link in self._links.items():
+            if link.outbox:
+                out[link_id], link.outbox = link.outbox, []
+        return out
+
+    def take_outlaws(self) -> list[int]:
+        """Links whose stream must be closed for breaking rules too often."""
+        return [i for i, link in self._links.items() if link.strikes >= self.max_strikes]

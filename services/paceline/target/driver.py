@@ -1,0 +1,218 @@
+"""Moves bytes and time between the scheduler, the engine thread, drafts and requests.
+
+No decisions here: it asks the pure `Scheduler`, runs what it says and delivers what comes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+from paceline.config import AppConfig
+from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.errors import RequestError
+from paceline.generation import GenerateRequest, RoundDelta
+from paceline.protocol.messages import PROTOCOL_VERSION, DraftTokens, Hello, Welcome
+from paceline.rpc.errors import StreamLost
+from paceline.rpc.server import SpeculationServer
+from paceline.rpc.stream import TargetStream
+from paceline.target.scheduler import Hold, PassPlan, Scheduler
+from paceline.target.sequence import PassTimes
+
+logger = logging.getLogger("ray.serve")
+
+_Delivery = RoundDelta | RequestError
+_ENGINE_FAILED = "the model failed on this request's batch; nothing more was generated"
+
+
+class TargetDriver:
+    """One target replica without Ray. `async with` starts it; `generate` serves requests."""
+
+    def __init__(
+        self, worker: EngineWorker, config: AppConfig, replica_id: str, boot_id: str
+    ) -> None:
+        self.worker = worker
+        self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
+        self._rpc = config.rpc
+        self._wake = asyncio.Event()
+        self._queues: dict[int, asyncio.Queue[_Delivery]] = {}
+        self._requests: dict[str, int] = {}
+        self._streams: dict[int, TargetStream] = {}
+        self._next_link_id = 1
+        info = worker.info
+        self.welcome = Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            boot_id=boot_id,
+            replica_id=replica_id,
+            model_id=info.model_id,
+            vocab_size=info.vocab_size,
+            tokenizer_hash=info.tokenizer_hash,
+        )
+        self.server = SpeculationServer(
+            config.rpc,
+            config.target.host,
+            config.target.port_min,
+            config.target.port_max,
+            self.welcome,
+            self._serve_draft,
+        )
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.server.start()
+        self._loop_task = asyncio.create_task(self._run(), name="paceline-target-passes")
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """End all streams and the pass loop; sequences in progress get an error."""
+        await self.server.stop(grace_s)
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        for session_id in list(self._queues):
+            self._fail(session_id, "the target is shutting down", 503)
+        self.worker.close()
+
+    async def __aenter__(self) -> TargetDriver:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def check_health(self) -> None:
+        """Raises when the pass loop has ended."""
+        task = self._loop_task
+        if task is None or task.done():
+            error = None if task is None or task.cancelled() else task.exception()
+            raise RuntimeError(f"the pass loop of this target is not running: {error!r}")
+
+    # -- requests ---------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
+        """One delta per round; closing the iterator early aborts the sequence."""
+        if request.request_id in self._requests:
+            raise RequestError("a request with this id is in progress", "request_id")
+        session_id = self.scheduler.add(request, monotonic_us())
+        queue: asyncio.Queue[_Delivery] = asyncio.Queue()  # bounded by max_tokens deltas
+        self._queues[session_id] = queue
+        self._requests[request.request_id] = session_id
+        self._wake.set()
+        try:
+            while True:
+                delta = await queue.get()
+                if isinstance(delta, RequestError):
+                    raise delta
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self._queues.pop(session_id, None)
+            self._requests.pop(request.request_id, None)
+            if self.scheduler.abort(session_id):
+                self._wake.set()
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is; False when this target does not have it."""
+        session_id = self._requests.get(request_id)
+        if session_id is None:
+            return False
+        self._fail(session_id, "the request was aborted", 499)
+        return True
+
+    def _fail(self, session_id: int, sentence: str, status: int) -> None:
+        queue = self._queues.get(session_id)
+        if queue is not None:
+            queue.put_nowait(RequestError(sentence, None, "aborted", status))
+        if self.scheduler.abort(session_id):
+            self._wake.set()
+
+    # -- passes -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            plan = self.scheduler.plan(monotonic_us())
+            self._flush()
+            if isinstance(plan, Hold):
+                await self._run_released()
+                await self._wait(plan.until_us)
+            else:
+                await self._pass(plan)
+
+    async def _run_released(self) -> None:
+        released = self.scheduler.take_released()
+        if released:
+            await self.worker.run(released, [])
+
+    async def _wait(self, until_us: int | None) -> None:
+        timeout = None if until_us is None else max(0, until_us - monotonic_us()) / 1e6
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _pass(self, plan: PassPlan) -> None:
+        released = self.scheduler.take_released()
+        try:
+            done = await self.worker.run(released, plan.items)
+        except Exception:
+            # One bad batch must not end the replica: its requests fail, the others go on.
+            logger.exception("a pass over %d sequences failed", len(plan.entries))
+            for session_id in self.scheduler.fail_pass(plan):
+                queue = self._queues.get(session_id)
+                if queue is not None:
+                    queue.put_nowait(RequestError(_ENGINE_FAILED, None, "engine_error", 500))
+            return
+        times = PassTimes(done.started_us, done.ended_us)
+        for session_id, delta in self.scheduler.end_pass(plan, done.results, times):
+            queue = self._queues.get(session_id)
+            if queue is not None:
+                queue.put_nowait(delta)
+        self._flush()
+
+    # -- drafts -----------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        for link_id, messages in self.scheduler.drafts.pool.take_outbox().items():
+            for message in messages:
+                self._streams[link_id].send(message)
+        for link_id in self.scheduler.drafts.pool.take_outlaws():
+            self._streams[link_id].close("too many broken rules")
+
+    async def _serve_draft(self, hello: Hello, stream: TargetStream) -> None:
+        """One attached draft, until its stream ends."""
+        link_id, self._next_link_id = self._next_link_id, self._next_link_id + 1
+        desk = self.scheduler.drafts
+        self._streams[link_id] = stream
+        desk.attach(link_id, hello)
+        self._wake.set()
+        logger.info("draft %s attached as link %d", hello.replica_id, link_id)
+        try:
+            while True:
+                messages = await stream.receive()
+                now_us = monotonic_us()
+                if stream.clock.rtt_us is not None:
+                    self.scheduler.policy.rtt_us.update(stream.clock.rtt_us)
+                for message in messages:
+                    desk.receive(link_id, message, now_us, _wire_us(stream, message, now_us))
+                self._flush()
+                self._wake.set()
+        except StreamLost as lost:
+            logger.info("draft %s (link %d) left: %s", hello.replica_id, link_id, lost)
+        finally:
+            desk.detach(link_id)
+            del self._streams[link_id]
+            self._wake.set()
+
+    @property
+    def num_links(self) -> int:
+        return len(self._streams)
+
+
+def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:
+    if not isinstance(message, DraftTokens):
+        return 0
+    sent_us = stream.clock.to_local_us(message.sent_us)
+    return 0 if sent_us is None else max(0, now_us - sent_us)
