@@ -1,0 +1,82 @@
+"""The routes. Thin: everything that decides is in the service, the plan or the exchange."""
+
+# No `from __future__ import annotations` here: FastAPI reads the routes' annotations as classes.
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from paceline.errors import RequestError
+from paceline.gateway.exchange import Exchange
+from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
+from paceline.gateway.plan import Endpoint, check_model
+from paceline.gateway.responses import Json, model_body
+from paceline.gateway.service import GatewayService
+
+
+def build_api(service: GatewayService, adds_request_id: bool = True) -> FastAPI:
+    """An ASGI app over one service; serves no schema pages. `adds_request_id` is False where the
+    server around it already answers with an x-request-id."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.drain()
+
+    app = FastAPI(
+        title="Paceline",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.add_middleware(EdgeMiddleware, adds_request_id=adds_request_id)
+    app.add_exception_handler(HTTPException, http_exception_response)
+    _add_generation_routes(app, service)
+    _add_model_routes(app, service)
+    _add_probe_routes(app, service)
+    return app
+
+
+def _add_generation_routes(app: FastAPI, service: GatewayService) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return Exchange(service, Endpoint.COMPLETIONS, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return Exchange(service, Endpoint.CHAT, request)
+
+
+def _add_model_routes(app: FastAPI, service: GatewayService) -> None:
+    name = service.config.served_model_name
+    served = model_body(name, service.started_s, service.max_model_len)
+
+    @app.get("/v1/models")
+    async def list_models() -> Json:
+        return {"object": "list", "data": [served]}
+
+    @app.get("/v1/models/{model_id:path}")
+    async def get_model(model_id: str) -> Json:
+        check_model(model_id, name)
+        return served
+
+
+def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
+    @app.get("/health")
+    async def health() -> Json:
+        """This process is alive; says nothing about targets."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """200 only when a request would be answered."""
+        if await service.is_ready():
+            return JSONResponse({"status": "ready"})
+        return error_response(
+            RequestError("No target is ready.", None, "not_ready", 503, retry_after_s=1)
+        )

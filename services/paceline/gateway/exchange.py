@@ -1,0 +1,95 @@
+"""One POST from its first byte to its last: the only owner of its generation.
+
+An ASGI response rather than a route function, because the work goes on while the answer is being
+sent and must end with it. Knows no tokenizer and no target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.errors import RequestError
+from paceline.gateway.http import EVENT_STREAM, read_body, send_json, until_disconnect
+from paceline.gateway.openai import parse_body
+from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
+from paceline.gateway.responses import whole_body
+from paceline.gateway.service import GatewayService
+from paceline.gateway.sse import ChunkBuilder
+
+_STREAM_HEADERS = [
+    (b"content-type", EVENT_STREAM.encode()),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect events otherwise
+]
+
+
+class Exchange(Response):
+    """Reads, plans, generates, answers. Errors leave it as RequestError, or ClientDisconnect."""
+
+    def __init__(self, service: GatewayService, endpoint: Endpoint, request: Request) -> None:
+        super().__init__()
+        self._service = service
+        self._endpoint = endpoint
+        self._request = request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        timeout = asyncio.timeout(self._service.config.request_timeout_s)
+        with self._service.place():
+            try:
+                async with timeout:
+                    raw = await read_body(self._request, self._service.config.max_body_bytes)
+                    await until_disconnect(receive, self._answer(raw, send))
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                seconds = self._service.config.request_timeout_s
+                raise RequestError(
+                    f"The request took longer than {seconds:g} s.", None, "request_timeout", 504
+                ) from None
+
+    async def _answer(self, raw: bytes, send: Send) -> None:
+        body = parse_body(raw, BODY_TYPES[self._endpoint])
+        plan = await self._service.plan(self._endpoint, body)
+        if plan.is_stream:
+            await self._answer_stream(plan, send)
+        else:
+            await self._answer_whole(plan, send)
+
+    async def _answer_whole(self, plan: Plan, send: Send) -> None:
+        created = self._service.now_s()
+        assembler = self._service.assembler(plan)
+        async with aclosing(self._service.rounds(plan, assembler)) as rounds:
+            items = [item async for item in rounds]
+        await send_json(send, whole_body(plan, created, items, assembler.usage))
+
+    async def _answer_stream(self, plan: Plan, send: Send) -> None:
+        chunks = ChunkBuilder(plan, self._service.now_s())
+        assembler = self._service.assembler(plan)
+        is_begun = False
+        async with aclosing(self._service.rounds(plan, assembler)) as rounds:
+            async for item in rounds:
+                # The status waits for the first round: until then an error is a real 4xx or 5xx.
+                opening = b"" if is_begun else chunks.begin()
+                if not is_begun:
+                    is_begun = True
+                    await send(
+                        {
+                            "type": "http.response.start",
+                            "status": 200,
+                            "headers": _STREAM_HEADERS,
+                        }
+                    )
+                await _send_part(send, opening + chunks.round(item))
+                if item.finish_reason:
+                    await _send_part(send, chunks.end(item.finish_reason, assembler.usage))
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    if part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})

@@ -1,0 +1,179 @@
+"""The HTTP edge: bounded bodies, request ids, and errors in OpenAI's shape.
+
+Knows no route, no model and no target. This is where exceptions end: nothing above it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.errors import RequestError
+from paceline.gateway.responses import Json, error_body
+from paceline.gateway.sse import error_event
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = b"x-request-id"
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+# A client that does not even take an error is left alone after this.
+FAIL_TIMEOUT_S = 5.0
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body, never holding more than the limit. Raises RequestError (413, 415)."""
+    media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
+    if media_type.lower() != "application/json":
+        # Also keeps foreign web pages out: a browser sends forms anywhere without asking.
+        raise RequestError("Content-Type must be application/json.", None, "media_type", 415)
+    too_large = RequestError(
+        f"The body is larger than {max_bytes} bytes.", None, "body_too_large", 413
+    )
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run the work; cancel it and raise ClientDisconnect when the client leaves first.
+
+    Call it after the body was read: from then on `receive` only reports the disconnect.
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+    finally:
+        watcher.cancel()
+        task.cancel()
+        await asyncio.wait({task, watcher})
+    task.result()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Reply:
+    """An ASGI `send` that adds headers and remembers how far the answer has come."""
+
+    def __init__(self, send: Send, extra_headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._extra_headers = extra_headers
+        self._is_stream = False
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            content_type = dict(headers).get(b"content-type", b"")
+            self.status = message["status"]
+            self._is_stream = content_type == EVENT_STREAM.encode()
+            message = {**message, "headers": headers + self._extra_headers}
+        await self._send(message)
+
+    async def fail(self, error: RequestError, scope: Scope, receive: Receive) -> None:
+        """An error body; inside a stream that has begun, an error event."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAIL_TIMEOUT_S):
+                if not self.status:
+                    await error_response(error)(scope, receive, self)
+                elif self._is_stream:
+                    await self({"type": "http.response.body", "body": error_event(error)})
+
+
+def error_response(error: RequestError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    return JSONResponse(error_body(error), error.status, headers)
+
+
+class EdgeMiddleware:
+    """Outermost: gives every request an id, and every exception an answer without a trace."""
+
+    def __init__(self, app: ASGIApp, adds_request_id: bool) -> None:
+        self._app = app
+        self._adds_request_id = adds_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        reply = Reply(send, [(REQUEST_ID_HEADER, request_id)] * self._adds_request_id)
+        try:
+            await self._app(scope, receive, reply)
+        except ClientDisconnect:
+            logger.info("request %s: client left", request_id.decode())
+        except RequestError as error:
+            await reply.fail(error, scope, receive)
+        except Exception as error:  # the process edge
+            logger.exception(
+                "request %s failed", request_id.decode(), exc_info=without_message(error)
+            )
+            await reply.fail(internal_error(), scope, receive)
+        if reply.status >= 400:
+            logger.info("request %s: %d", request_id.decode(), reply.status)
+
+
+def without_message(error: Exception) -> Exception:
+    """The same traceback; an exception's message may quote the client's text."""
+    shown = RuntimeError(f"{type(error).__name__}, message withheld")
+    return shown.with_traceback(error.__traceback__)
+
+
+def internal_error() -> RequestError:
+    return RequestError("Internal error; the server's log has it.", None, "internal_error", 500)
+
+
+def _request_id(scope: Scope) -> bytes:
+    """The client's id for logs and answers when it is harmless, else a new one. Never used to
+    name work inside: a client could then abort another's."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
+            return bytes(value)
+    return f"req-{uuid.uuid4().hex}".encode()
+
+
+async def http_exception_response(request: Request, error: Exception) -> JSONResponse:
+    """The framework's own 404 and 405, in OpenAI's shape."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = {404: "There is no such path.", 405: "This path does not have that method."}
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(status)
+    answer = error_response(RequestError(what.get(status, "Bad request."), None, code, status))
+    if isinstance(error, HTTPException) and error.headers:
+        answer.headers.update(error.headers)
+    return answer
+
+
+async def send_json(send: Send, body: Json) -> None:
+    """A 200 with a JSON body, in two messages."""
+    raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(raw)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})

@@ -1,0 +1,257 @@
+"""OpenAI's request bodies: bytes in, validated values or a RequestError that names the field out.
+
+Pure. Strict: nothing is coerced, nothing unknown is ignored. Knows no tokenizer, no limits of a
+deployment and no HTTP framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError, from_json
+
+from paceline.errors import RequestError
+from paceline.gateway.parameters import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    MESSAGE_NEUTRAL,
+    NeutralParameter,
+    drop_neutral,
+)
+from paceline.gateway.tokenizer import ChatMessage
+
+MAX_ECHO_CHARS = 64
+MAX_SENTENCE_CHARS = 200
+_MAX_INT32 = 2**31 - 1
+
+
+class _Body(BaseModel):
+    """Extra fields fail, types are strict, NaN and infinities are not numbers."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+
+def _stop_list(value: object) -> object:
+    """One string is a list of one; null is none."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
+        raise PydanticCustomError("stop", "It must be a string or a list of strings.")
+    if "" in value:
+        raise PydanticCustomError("stop", "A stop string must not be empty.")
+    return value
+
+
+def _prompt(value: object) -> object:
+    """A string, or token ids of one prompt."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if all(type(token_id) is int for token_id in value):
+            return value
+        if all(isinstance(item, str | list) for item in value):
+            raise PydanticCustomError(
+                "prompt", "Several prompts in one request are not supported; send one each."
+            )
+    raise PydanticCustomError("prompt", "It must be a string or a list of token ids.")
+
+
+def _content(value: object) -> object:
+    """A string, or text parts, which are joined by line breaks as vLLM does."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "It must be a string or a list of text parts.")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise PydanticCustomError("content", "Only parts of type 'text' are supported.")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise PydanticCustomError("content", "A text part has a 'type' and a string 'text'.")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    # OpenAI pads chunks against traffic analysis when true; we do not.
+    include_obfuscation: Literal[False] | None = None
+
+
+class SpeculationOptions(_Body):
+    """Our extension: how speculation works for this request, and whether to show it."""
+
+    method: Literal["model", "off"] | None = None
+    max_tokens: int | None = Field(None, ge=0, le=_MAX_INT32)
+    mode: Literal["greedy", "coupled", "rejection", "block"] | None = None
+    include_rounds: bool | None = None
+
+    @field_validator("mode")
+    @classmethod
+    def _offered(cls, mode: str | None) -> str | None:
+        if mode in ("rejection", "block"):
+            raise PydanticCustomError("mode", "Mode '{mode}' is not offered yet.", {"mode": mode})
+        return mode
+
+
+class GenerationBody(_Body):
+    """What both endpoints share. None is OpenAI's null: the default."""
+
+    neutral: ClassVar[Mapping[str, NeutralParameter]] = {}
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1, le=_MAX_INT32)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
+    stop: Annotated[list[str], BeforeValidator(_stop_list)] = []
+    ignore_eos: bool | None = None
+    speculation: SpeculationOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral_parameters(cls, body: object) -> object:
+        return drop_neutral(body, cls.neutral)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(
+                "stream_options", "'stream_options' is only allowed when 'stream' is true."
+            )
+        mode = self.speculation.mode if self.speculation else None
+        fitting = "greedy" if self.effective_temperature == 0.0 else "coupled"
+        if mode not in (None, fitting):
+            raise PydanticCustomError(
+                "speculation",
+                "'speculation.mode' '{mode}' does not fit the temperature; this one needs "
+                "'{fitting}'.",
+                {"mode": mode, "fitting": fitting},
+            )
+        return self
+
+    @property
+    def effective_temperature(self) -> float:
+        return 1.0 if self.temperature is None else self.temperature
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    neutral: ClassVar[Mapping[str, NeutralParameter]] = COMPLETION_NEUTRAL
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+
+
+class MessageBody(_Body):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _neutral_fields(cls, body: object) -> object:
+        return drop_neutral(body, MESSAGE_NEUTRAL)
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    neutral: ClassVar[Mapping[str, NeutralParameter]] = CHAT_NEUTRAL
+
+    messages: list[MessageBody] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> ChatBody:
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise PydanticCustomError(
+                "max_tokens", "'max_tokens' and 'max_completion_tokens' contradict each other."
+            )
+        return self
+
+    @property
+    def requested_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def turns(self) -> list[ChatMessage]:
+        return [ChatMessage(message.role, message.content) for message in self.messages]
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
+    """Raises RequestError (400) with one sentence about the first problem."""
+    try:
+        value = from_json(raw, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        # The parser's message has a position and never the input itself.
+        reason = clip(str(error), MAX_SENTENCE_CHARS)
+        raise RequestError(f"The body is not valid JSON: {reason}.", None, "invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.", None, "invalid_json")
+    try:
+        return body_type.model_validate(value)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_input=False)[0]
+        raise _request_error(details) from None
+
+
+def _request_error(details: ErrorDetails) -> RequestError:
+    param = clip(_path(details["loc"]), MAX_ECHO_CHARS)
+    kind, reason = details["type"], details["msg"]
+    if kind == "extra_forbidden":
+        return RequestError(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
+    if kind == "missing":
+        return RequestError(
+            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
+        )
+    if kind == "unsupported_value":
+        name = str(details["ctx"]["name"])
+        param = clip(f"{param}.{name}" if param else name, MAX_ECHO_CHARS)
+        return RequestError(clip(reason, MAX_SENTENCE_CHARS), param, "unsupported_parameter")
+    if not param:
+        # A rule about several fields: its own sentence names them; its type is the first one.
+        return RequestError(clip(reason, MAX_SENTENCE_CHARS), kind, "invalid_value")
+    sentence = f"Invalid '{param}': {reason.removesuffix('.')}."
+    return RequestError(clip(sentence, MAX_SENTENCE_CHARS), param, "invalid_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """messages, 0, content -> messages[0].content"""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        else:
+            path += f".{step}" if path else step
+    return path
+
+
+def clip(text: str, max_chars: int) -> str:
+    """At most so many characters, printable ones only: what a client sent may be anything."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[: max_chars + 1])
+    return shown if len(shown) <= max_chars else shown[: max_chars - 3] + "..."

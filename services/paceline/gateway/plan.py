@@ -1,0 +1,189 @@
+"""From a validated body to the request that the target gets: tokens, limits and defaults.
+
+Synchronous, because a tokenizer is: callers run it in a thread. Knows no HTTP framework, no
+target and no clock; ids and seeds of requests come in as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paceline.config import GatewayConfig
+from paceline.errors import ContextLengthError, RequestError
+from paceline.gateway.openai import (
+    MAX_ECHO_CHARS,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    SpeculationOptions,
+    clip,
+)
+from paceline.gateway.tokenizer import Tokenizer
+from paceline.generation import GenerateRequest, SpeculationRequest
+from paceline.sampling.params import MAX_SEED, SamplingParams, VerificationMode
+
+
+class Endpoint(StrEnum):
+    """Which of the two OpenAI shapes a request and its answer have."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+
+
+BODY_TYPES: Mapping[Endpoint, type[GenerationBody]] = {
+    Endpoint.COMPLETIONS: CompletionBody,
+    Endpoint.CHAT: ChatBody,
+}
+ID_PREFIXES: Mapping[Endpoint, str] = {Endpoint.COMPLETIONS: "cmpl", Endpoint.CHAT: "chatcmpl"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One request, ready to run. `request.request_id` is also the id that the client sees."""
+
+    endpoint: Endpoint
+    request: GenerateRequest
+    model: str
+    stop: tuple[str, ...]
+    is_stream: bool
+    include_usage: bool
+    include_rounds: bool
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+class Planner:
+    """Applies one deployment's limits and defaults."""
+
+    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+
+    def plan(self, body: GenerationBody, request_id: str, random_seed: int) -> Plan:
+        """Raises RequestError: 404 for another model, 400 for everything over a limit."""
+        self._check_model(body.model)
+        self._check_stop(body.stop)
+        prompt = self._prompt_token_ids(body)
+        speculation = body.speculation or SpeculationOptions()
+        request = GenerateRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt),
+            max_tokens=self._max_tokens(body, len(prompt)),
+            sampling=_sampling(body, random_seed),
+            speculation=SpeculationRequest(
+                method=speculation.method or "model",
+                max_tokens=speculation.max_tokens,
+                mode=VerificationMode(speculation.mode) if speculation.mode else None,
+            ),
+            ignore_eos=bool(body.ignore_eos),
+        )
+        options = body.stream_options
+        return Plan(
+            endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
+            request=request,
+            model=self._config.served_model_name,
+            stop=tuple(dict.fromkeys(body.stop)),
+            is_stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            include_rounds=bool(speculation.include_rounds),
+        )
+
+    def _check_model(self, model: str) -> None:
+        check_model(model, self._config.served_model_name)
+
+    def _check_stop(self, stops: list[str]) -> None:
+        if len(stops) > self._config.max_stop_strings:
+            limit = self._config.max_stop_strings
+            raise RequestError(f"At most {limit} stop strings are allowed.", "stop", "too_many")
+        if any(len(stop) > self._config.max_stop_chars for stop in stops):
+            limit = self._config.max_stop_chars
+            raise RequestError(
+                f"A stop string may have at most {limit} characters.", "stop", "too_long"
+            )
+
+    def _prompt_token_ids(self, body: GenerationBody) -> list[int]:
+        if isinstance(body, ChatBody):
+            token_ids, param = self._encode_chat(body), "messages"
+        elif isinstance(body, CompletionBody):
+            token_ids, param = self._encode_prompt(body.prompt), "prompt"
+        else:
+            raise TypeError(f"no prompt in a {type(body).__name__}")
+        if not token_ids:
+            raise RequestError("The prompt must not be empty.", param, "invalid_value")
+        if len(token_ids) >= self._max_model_len:
+            raise self._too_long(f"The prompt has {len(token_ids)} tokens", param)
+        return token_ids
+
+    def _encode_chat(self, body: ChatBody) -> list[int]:
+        if len(body.messages) > self._config.max_messages:
+            limit = self._config.max_messages
+            raise RequestError(f"At most {limit} messages are allowed.", "messages", "too_many")
+        turns = body.turns
+        self._check_bytes(sum(len(turn.content.encode()) for turn in turns), "messages")
+        return self._tokenizer.encode_chat(turns)
+
+    def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            self._check_bytes(len(prompt.encode()), "prompt")
+            return self._tokenizer.encode(prompt)
+        vocab_size = self._tokenizer.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id in prompt):
+            raise RequestError(
+                f"Token ids of a prompt must be from 0 to {vocab_size - 1}.",
+                "prompt",
+                "invalid_value",
+            )
+        return prompt
+
+    def _check_bytes(self, num_bytes: int, param: str) -> None:
+        """Refuse what surely does not fit before it is tokenized."""
+        if num_bytes > self._max_model_len * self._tokenizer.max_token_bytes:
+            raise self._too_long(f"The prompt of {num_bytes} bytes is too long", param)
+
+    def _max_tokens(self, body: GenerationBody, num_prompt_tokens: int) -> int:
+        rest = self._max_model_len - num_prompt_tokens
+        requested = body.requested_max_tokens
+        if requested is None:
+            is_chat = isinstance(body, ChatBody)
+            return rest if is_chat else min(rest, self._config.max_tokens_default)
+        if requested > rest:
+            raise self._too_long(
+                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {requested}",
+                "max_tokens",
+            )
+        return requested
+
+    def _too_long(self, fact: str, param: str) -> ContextLengthError:
+        return ContextLengthError(
+            f"{fact}; the model's context is {self._max_model_len} tokens, prompt and answer "
+            "together.",
+            param,
+            "context_length_exceeded",
+        )
+
+
+def check_model(model: str, served_model_name: str) -> None:
+    """Raises RequestError (404) for a model that is not served here."""
+    if model != served_model_name:
+        raise RequestError(
+            f"The model '{clip(model, MAX_ECHO_CHARS)}' does not exist; this deployment serves "
+            f"'{served_model_name}'.",
+            "model",
+            "model_not_found",
+            404,
+        )
+
+
+def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
+    seed = random_seed if body.seed is None else body.seed
+    return SamplingParams(
+        temperature=body.effective_temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        seed=seed & MAX_SEED,  # two's complement: -1 is the largest u64
+    )

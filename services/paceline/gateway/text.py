@@ -1,0 +1,223 @@
+"""Token ids to text, a token at a time, and where the text must end.
+
+Pure. Knows no HTTP, no model and no tokenizer library: a `TokenDecoder` is any object that turns
+a list of ids into text. Two stages, both invisible in the result: the concatenation of what is
+emitted does not depend on how the tokens were grouped into rounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.generation import TokenOrigin
+
+REPLACEMENT = "\ufffd"
+
+# An unfinished UTF-8 character is at most 3 bytes, and every token of a window is at least one
+# byte: 4 tokens always hold all of it, with the byte before. A window may grow to twice that
+# before it is cut, so that a cut (one more decode) happens only every few tokens.
+_TAIL_TOKENS = 4
+_MAX_PENDING_TOKENS = 2 * _TAIL_TOKENS
+
+
+class TokenDecoder(Protocol):
+    """What the detokenizer needs from a tokenizer."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the ids, undecodable bytes as U+FFFD; special ids write nothing."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id never writes text (control tokens, ids without an entry)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of text and why its token is what it is. Text that several tokens wrote together
+    (an emoji of three) carries the origin of the one that completed it."""
+
+    text: str
+    origin: TokenOrigin
+
+
+class IncrementalDetokenizer:
+    """Decodes a growing sequence with a bounded window, as vLLM and TGI do.
+
+    A token's text depends on its neighbours (sentencepiece drops a leading space at the start,
+    byte-level tokens may hold half a character), so the window always keeps the tokens of the
+    previous emission as context: text = decode(window)[_num_emitted:].
+    Text that ends in U+FFFD may be an unfinished character and waits; when it has waited longer
+    than any character can, it is garbage, and all but the last U+FFFD is final.
+    """
+
+    def __init__(self, decoder: TokenDecoder) -> None:
+        self._decoder = decoder
+        self._window: list[int] = []
+        # Invariant: window[:_num_context] wrote the last emission (or precedes the first one).
+        self._num_context = 0
+        # Invariant: the first _num_emitted characters of decode(window) have been emitted.
+        self._num_emitted = 0
+
+    def push(self, token_id: int) -> str:
+        """Text that became final with this token, often none."""
+        if self._decoder.is_special(token_id):
+            return ""
+        self._window.append(token_id)
+        text = self._decoder.decode(self._window)
+        if text.endswith(REPLACEMENT):
+            return self._settle_garbage(text)
+        emitted = text[self._num_emitted :]
+        if emitted:
+            self._slide()
+        return emitted
+
+    def finish(self) -> str:
+        """The rest, an unfinished character as U+FFFD. Push nothing afterwards."""
+        text = self._decoder.decode(self._window) if self._window else ""
+        return text[self._num_emitted :]
+
+    def _slide(self) -> None:
+        """Everything is emitted: the newest tokens become the context, older ones go."""
+        del self._window[: self._num_context]
+        self._num_context = len(self._window)
+        self._num_emitted = len(self._decoder.decode(self._window))
+
+    def _settle_garbage(self, text: str) -> str:
+        if len(self._window) - self._num_context <= _MAX_PENDING_TOKENS:
+            return ""
+        emitted = text[self._num_emitted : -1]
+        del self._window[:-_TAIL_TOKENS]
+        self._num_context = 0
+        # Both windows end in the same U+FFFD; everything before it is out.
+        self._num_emitted = max(len(self._decoder.decode(self._window)) - 1, 0)
+        return emitted
+
+
+class _StopMatcher:
+    """Knuth-Morris-Pratt over one stop string, a character at a time.
+
+    Invariant: `num_matched` < len(stop) is the length of the longest suffix of the text so far
+    that begins the stop string.
+    """
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._fallback = _failure_table(stop)
+        self.num_matched = 0
+
+    def advance(self, char: str) -> bool:
+        """True when this character completes the stop string."""
+        matched = self.num_matched
+        while matched and self._stop[matched] != char:
+            matched = self._fallback[matched - 1]
+        if self._stop[matched] == char:
+            matched += 1
+        if matched < len(self._stop):
+            self.num_matched = matched
+            return False
+        return True
+
+    def __len__(self) -> int:
+        return len(self._stop)
+
+
+def _failure_table(stop: str) -> list[int]:
+    """table[i]: length of the longest proper border of stop[: i + 1]."""
+    table = [0] * len(stop)
+    matched = 0
+    for index in range(1, len(stop)):
+        while matched and stop[matched] != stop[index]:
+            matched = table[matched - 1]
+        if stop[matched] == stop[index]:
+            matched += 1
+        table[index] = matched
+    return table
+
+
+class StopStringFilter:
+    """Lets text through up to the first stop string, wherever chunk borders fall.
+
+    The stop that is *completed* first wins, of several completed by one character the longest:
+    that rule does not depend on chunking. Held back is exactly the longest suffix that may still
+    become a stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._matchers = [_StopMatcher(stop) for stop in stops]
+        self._held: deque[Segment] = deque()
+        self._num_held = 0
+        self._num_stop = 0
+        self.is_stopped = False
+
+    def push(self, segment: Segment) -> list[Segment]:
+        """Segments that may go out now. After a stop: nothing, ever."""
+        if self.is_stopped or not segment.text:
+            return []
+        if not self._matchers:
+            return [segment]
+        num_read = self._scan(segment.text)
+        if self.is_stopped:
+            self._hold(Segment(segment.text[:num_read], segment.origin))
+            released = self._release(self._num_held - self._num_stop)
+            self._held.clear()
+            self._num_held = 0
+            return released
+        self._hold(segment)
+        keep = max(matcher.num_matched for matcher in self._matchers)
+        return self._release(self._num_held - keep)
+
+    def finish(self) -> list[Segment]:
+        """What was held back: the text ended before it became a stop string."""
+        return self._release(self._num_held)
+
+    def _scan(self, text: str) -> int:
+        """Advance over the text; returns how many characters were read (all, or to a stop)."""
+        for num_read, char in enumerate(text, start=1):
+            completed = [len(m) for m in self._matchers if m.advance(char)]
+            if completed:
+                self.is_stopped = True
+                self._num_stop = max(completed)
+                return num_read
+        return len(text)
+
+    def _hold(self, segment: Segment) -> None:
+        self._held.append(segment)
+        self._num_held += len(segment.text)
+
+    def _release(self, num_chars: int) -> list[Segment]:
+        """Take the oldest `num_chars` characters out of what is held."""
+        self._num_held -= num_chars
+        released: list[Segment] = []
+        while num_chars > 0:
+            segment = self._held.popleft()
+            if len(segment.text) > num_chars:
+                self._held.appendleft(Segment(segment.text[num_chars:], segment.origin))
+                segment = Segment(segment.text[:num_chars], segment.origin)
+            released.append(segment)
+            num_chars -= len(segment.text)
+        return released
+
+
+class TextStream:
+    """Both stages together: tokens with origins in, segments out."""
+
+    def __init__(self, decoder: TokenDecoder, stops: Sequence[str]) -> None:
+        self._detokenizer = IncrementalDetokenizer(decoder)
+        self._filter = StopStringFilter(stops)
+        self._last_origin = TokenOrigin.PLAIN
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string is complete; its text and all after it is dropped."""
+        return self._filter.is_stopped
+
+    def push(self, token_id: int, origin: TokenOrigin) -> list[Segment]:
+        self._last_origin = origin
+        return self._filter.push(Segment(self._detokenizer.push(token_id), origin))
+
+    def finish(self) -> list[Segment]:
+        """The end without a stop string so far; the last bytes may still complete one."""
+        rest = Segment(self._detokenizer.finish(), self._last_origin)
+        return self._filter.push(rest) + self._filter.finish()

@@ -1,0 +1,208 @@
+"""Text to token ids and back, with a model's own tokenizer and chat template.
+
+Local files only, no code from a model folder, no template from a request. Knows no HTTP and no
+event loop: every method is synchronous, thread-safe and may be slow; callers use a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2.exceptions import TemplateError
+
+from paceline.errors import ConfigError, RequestError
+
+TOY_SOURCES = frozenset({"toy", "timed"})
+TOY_VOCAB_SIZE = 256
+TOY_EOS_TOKEN_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+class Tokenizer(Protocol):
+    """What the gateway needs; also a `text.TokenDecoder`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids a prompt may use are below it."""
+
+    @property
+    def max_token_bytes(self) -> int:
+        """No token stands for more UTF-8 bytes: a longer text has more tokens than
+        bytes / max_token_bytes."""
+
+    def encode(self, text: str) -> list[int]:
+        """A raw prompt: control tokens written in it are control tokens, as in vLLM."""
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The model's chat template, ready for the assistant's turn. Control tokens spelt out
+        in a message's content stay plain text. Raises RequestError when the template refuses."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+def load_tokenizer(model_source: str) -> Tokenizer:
+    """The tokenizer of a model folder, or the toy's. Raises ConfigError, which says the fix."""
+    if model_source in TOY_SOURCES:
+        return ToyTokenizer()
+    folder = Path(model_source)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"model folder {model_source!r} does not exist; give a local folder, toy or timed"
+        )
+    return HuggingFaceTokenizer(folder)
+
+
+class ToyTokenizer:
+    """Bytes are ids; id 0 ends a text. The vocabulary of the toy and timed engines."""
+
+    @property
+    def vocab_size(self) -> int:
+        return TOY_VOCAB_SIZE
+
+    @property
+    def max_token_bytes(self) -> int:
+        return 1
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
+        return self.encode(turns + "assistant: ")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        kept = bytes(token_id for token_id in token_ids if not self.is_special(token_id))
+        return kept.decode("utf-8", errors="replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id == TOY_EOS_TOKEN_ID or token_id >= TOY_VOCAB_SIZE
+
+
+class HuggingFaceTokenizer:
+    """A model folder's tokenizer.json and chat template.
+
+    Encoding goes to two private copies of the fast tokenizer, one that parses control tokens and
+    one that does not. Switching the flag on a shared one, as transformers does per call, is a
+    race between threads ("Already borrowed").
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Imported here: transformers takes seconds, and the toy needs none of it.
+        from tokenizers import Tokenizer as FastTokenizer
+        from transformers import AutoTokenizer
+
+        try:
+            self._template_holder: Any = AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"no usable tokenizer in {folder}: {error}") from error
+        backend = getattr(self._template_holder, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(f"{folder} has no tokenizer.json; a fast tokenizer is required")
+        serialized: str = backend.to_str()
+        self._parsing: Any = FastTokenizer.from_str(serialized)
+        self._literal: Any = FastTokenizer.from_str(serialized)
+        for copy, is_literal in ((self._parsing, False), (self._literal, True)):
+            copy.no_padding()
+            copy.no_truncation()
+            copy.encode_special_tokens = is_literal
+        self._read_vocabulary()
+
+    def _read_vocabulary(self) -> None:
+        vocabulary: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
+        self._known_ids = frozenset(vocabulary.values())
+        self._vocab_size = max(self._known_ids) + 1
+        self._max_token_bytes = max(len(token.encode()) for token in vocabulary)
+        added = self._parsing.get_added_tokens_decoder()
+        specials = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special_ids = frozenset(specials)
+        self._special_texts = tuple(sorted(specials.values(), key=len, reverse=True))
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_token_bytes(self) -> int:
+        return self._max_token_bytes
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._parsing.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        contents = [message.content for message in messages]
+        fence = _unused_fence(contents)
+        spelt: list[str] = []
+        fenced = [
+            ChatMessage(message.role, self._fence_specials(message.content, fence, spelt))
+            for message in messages
+        ]
+        rendered = self._render(fenced)
+        if not spelt:
+            return list(self._parsing.encode(rendered, add_special_tokens=False).ids)
+        return list(self._encode_fenced(rendered, fence, spelt))
+
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        if not self._template_holder.chat_template:
+            raise RequestError(
+                "This model has no chat template; use /v1/completions.", "messages", "no_template"
+            )
+        try:
+            rendered: str = self._template_holder.apply_chat_template(
+                [{"role": message.role, "content": message.content} for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except TemplateError as error:
+            reason = str(error)[:200]
+            raise RequestError(
+                f"The chat template refuses these messages: {reason}", "messages"
+            ) from error
+        return rendered
+
+    def _fence_specials(self, content: str, fence: str, spelt: list[str]) -> str:
+        """Replace every control token spelt out in `content` by a fenced number, so that the
+        template (which may trim, or look for markers) sees everything else as it is."""
+        for text in self._special_texts:
+            pieces = content.split(text)
+            for index in range(1, len(pieces)):
+                pieces[index] = f"{fence}{len(spelt)}{fence}{pieces[index]}"
+                spelt.append(text)
+            content = "".join(pieces)
+        return content
+
+    def _encode_fenced(self, rendered: str, fence: str, spelt: Sequence[str]) -> Iterator[int]:
+        """Odd pieces between fences are numbers of control tokens that stay plain text."""
+        for index, piece in enumerate(rendered.split(fence)):
+            if index % 2 == 0:
+                yield from self._parsing.encode(piece, add_special_tokens=False).ids
+            else:
+                yield from self._literal.encode(spelt[int(piece)], add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        text: str = self._parsing.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids or token_id not in self._known_ids
+
+
+def _unused_fence(contents: Sequence[str]) -> str:
+    """A private-use string that is in no message, so that nobody can forge it."""
+    number = 0
+    while any(f"\ue000{number}\ue001" in content for content in contents):
+        number += 1
+    return f"\ue000{number}\ue001"

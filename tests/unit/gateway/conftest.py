@@ -1,0 +1,219 @@
+"""A gateway without Ray: real routes and service over hand-written targets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from paceline.config import GatewayConfig
+from paceline.gateway.api import build_api
+from paceline.gateway.service import GatewayService
+from paceline.gateway.tokenizer import Tokenizer, ToyTokenizer
+from paceline.generation import FinishReason, GenerateRequest, RoundDelta, TokenOrigin
+
+# What a target does next: a round, a failure, or a wait for the test.
+Step = RoundDelta | Exception | asyncio.Event
+NOW_S = 1_700_000_000
+RANDOM_SEED = 77
+
+
+class FakeStream:
+    """Plays a script; a wait sets `is_waiting` so that a test can act exactly then."""
+
+    def __init__(self, script: Sequence[Step]) -> None:
+        self._script = script
+        self.num_cancels = 0
+        self.is_exhausted = False
+        self.is_waiting = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[RoundDelta]:
+        for step in self._script:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                self.is_waiting.set()
+                await step.wait()
+            else:
+                yield step
+        self.is_exhausted = True
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+
+
+@dataclass
+class FakeTargets:
+    """A TargetClient that answers every request with the same script."""
+
+    script: Sequence[Step] = ()
+    requests: list[GenerateRequest] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    aborts: list[str] = field(default_factory=list)
+    abort_gate: asyncio.Event | None = None
+    begun: asyncio.Queue[FakeStream] = field(default_factory=asyncio.Queue)
+    readiness: bool | asyncio.Event = True
+
+    def generate(self, request: GenerateRequest) -> FakeStream:
+        self.requests.append(request)
+        self.streams.append(FakeStream(self.script))
+        self.begun.put_nowait(self.streams[-1])
+        return self.streams[-1]
+
+    async def abort(self, request_id: str) -> None:
+        self.aborts.append(request_id)
+        if self.abort_gate is not None:
+            await self.abort_gate.wait()
+
+    async def ready(self) -> bool:
+        if isinstance(self.readiness, asyncio.Event):
+            await self.readiness.wait()
+            return True
+        return self.readiness
+
+
+class Harness:
+    """One gateway, its fake targets and a client."""
+
+    def __init__(
+        self, max_model_len: int = 64, tokenizer: Tokenizer | None = None, **limits: Any
+    ) -> None:
+        self.targets = FakeTargets()
+        self.service = GatewayService(
+            GatewayConfig(**limits),
+            tokenizer or ToyTokenizer(),
+            self.targets,
+            max_model_len,
+            clock=lambda: NOW_S,
+            random_hex=lambda: f"{len(self.targets.requests)}",
+            random_seed=lambda: RANDOM_SEED,
+        )
+        self.app: FastAPI = build_api(self.service)
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app)
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+    async def get(self, path: str) -> httpx.Response:
+        async with self.client() as client:
+            return await client.get(path)
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | kwargs.pop("headers", {})
+        async with self.client() as client:
+            return await client.post(path, content=content, headers=headers, **kwargs)
+
+    async def complete(self, prompt: str = "hi", **fields: Any) -> httpx.Response:
+        return await self.post(
+            "/v1/completions", {"model": "toy", "prompt": prompt, "max_tokens": 20, **fields}
+        )
+
+    async def chat(self, content: str = "hi", **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        return await self.post(
+            "/v1/chat/completions", {"model": "toy", "messages": messages, **fields}
+        )
+
+    async def is_idle(self) -> bool:
+        """After the aborts under way, nothing may be in progress."""
+        await self.service.drain()
+        return self.service.num_in_progress == 0
+
+    def begin(self, path: str, body: Any) -> RawExchange:
+        return RawExchange(self.app, path, json.dumps(body).encode())
+
+
+class RawExchange:
+    """A request driven message by message, so that its client can leave or stop reading."""
+
+    def __init__(self, app: FastAPI, path: str, body: bytes) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.leave = asyncio.Event()
+        self.is_reading = asyncio.Event()
+        self.is_reading.set()
+        self._body = [{"type": "http.request", "body": body, "more_body": False}]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json")],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body:
+            return self._body.pop()
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await self.is_reading.wait()
+        self.sent.append(message)
+
+    @property
+    def status(self) -> int | None:
+        return self.sent[0]["status"] if self.sent else None
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent[1:])
+
+
+def one_round(
+    text: str | bytes | Sequence[int],
+    finish_reason: FinishReason | None = None,
+    number: int = 0,
+    origins: Sequence[TokenOrigin] | None = None,
+    **fields: Any,
+) -> RoundDelta:
+    """A round of the toy model: every byte is a token."""
+    token_ids = tuple(text.encode() if isinstance(text, str) else text)
+    return RoundDelta(
+        number,
+        token_ids,
+        tuple(origins) if origins else (TokenOrigin.PLAIN,) * len(token_ids),
+        finish_reason=finish_reason,
+        **fields,
+    )
+
+
+def read_events(raw: str) -> list[Any]:
+    """The parsed events of a stream; `[DONE]` stays a string."""
+    assert raw.endswith("\n\n")
+    events = [event.removeprefix("data: ") for event in raw.removesuffix("\n\n").split("\n\n")]
+    return [event if event == "[DONE]" else json.loads(event) for event in events]
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness()
+
+
+@pytest.fixture
+def make_harness() -> Callable[..., Harness]:
+    return Harness
+
+
+@pytest.fixture
+def round_of() -> Callable[..., RoundDelta]:
+    return one_round
+
+
+@pytest.fixture
+def events_of() -> Callable[[str], list[Any]]:
+    return read_events

@@ -1,0 +1,270 @@
+"""Bodies that must be refused: the right 4xx, one sentence, nothing started, nothing echoed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+BIG = "x" * 5000
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": "toy", "prompt": "hi"} | fields
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "toy", "messages": [{"role": "user", "content": "hi"}]} | fields
+
+
+def said(*messages: Any) -> dict[str, Any]:
+    return {"model": "toy", "messages": list(messages)}
+
+
+# (path, body, param, code)
+BODIES: list[tuple[str, Any, str | None, str]] = [
+    # not JSON, or not an object
+    (TEXT, b"", None, "invalid_json"),
+    (TEXT, b"{", None, "invalid_json"),
+    (TEXT, b"{} {}", None, "invalid_json"),
+    (TEXT, b"null", None, "invalid_json"),
+    (TEXT, b"[]", None, "invalid_json"),
+    (TEXT, b'"hi"', None, "invalid_json"),
+    (TEXT, b"model=toy&prompt=hi", None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"\xff\xfe"}', None, "invalid_json"),
+    (TEXT, b"\xef\xbb\xbf" + json.dumps(text()).encode(), None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"\\ud800"}', None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"hi","temperature":NaN}', None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"hi","temperature":Infinity}', None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"hi","user":-Infinity}', None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"hi","seed":' + b"9" * 5000 + b"}", None, "invalid_json"),
+    (TEXT, b"[" * 100_000, None, "invalid_json"),
+    (TEXT, b'{"a":' * 100_000, None, "invalid_json"),
+    (TEXT, b'{"model":"toy","prompt":"a\x00b"}', None, "invalid_json"),
+    # missing, unknown, not this model
+    (TEXT, {}, "model", "missing_required_parameter"),
+    (TEXT, {"model": "toy"}, "prompt", "missing_required_parameter"),
+    (CHAT, {"model": "toy"}, "messages", "missing_required_parameter"),
+    (TEXT, text(model=5), "model", "invalid_value"),
+    (TEXT, text(model=None), "model", "invalid_value"),
+    (TEXT, text(temprature=1), "temprature", "unknown_parameter"),
+    (TEXT, text(messages=[]), "messages", "unknown_parameter"),
+    (CHAT, chat(prompt="hi"), "prompt", "unknown_parameter"),
+    (TEXT, text(stream_options={"x": 1}, stream=True), "stream_options.x", "unknown_parameter"),
+    (TEXT, text(speculation={"k": 4}), "speculation.k", "unknown_parameter"),
+    # wrong types: nothing is coerced
+    (TEXT, text(temperature="1"), "temperature", "invalid_value"),
+    (TEXT, text(temperature=True), "temperature", "invalid_value"),
+    (TEXT, text(temperature=[1]), "temperature", "invalid_value"),
+    (TEXT, text(max_tokens="5"), "max_tokens", "invalid_value"),
+    (TEXT, text(max_tokens=5.0), "max_tokens", "invalid_value"),
+    (TEXT, text(max_tokens=True), "max_tokens", "invalid_value"),
+    (TEXT, text(top_k=1.5), "top_k", "invalid_value"),
+    (TEXT, text(seed="1"), "seed", "invalid_value"),
+    (TEXT, text(seed=1.0), "seed", "invalid_value"),
+    (TEXT, text(stream="true"), "stream", "invalid_value"),
+    (TEXT, text(stream=1), "stream", "invalid_value"),
+    (TEXT, text(stop=5), "stop", "invalid_value"),
+    (TEXT, text(stop=[5]), "stop", "invalid_value"),
+    (TEXT, text(stop={"a": 1}), "stop", "invalid_value"),
+    (TEXT, text(speculation="off"), "speculation", "invalid_value"),
+    (TEXT, text(prompt=None), "prompt", "invalid_value"),
+    (TEXT, text(prompt=5), "prompt", "invalid_value"),
+    (TEXT, text(prompt={"a": 1}), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[1, "a"]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[1.0]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[True]), "prompt", "invalid_value"),
+    (CHAT, chat(messages={}), "messages", "invalid_value"),
+    (CHAT, said("hi"), "messages[0]", "invalid_value"),
+    (CHAT, said({"role": "user", "content": 5}), "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": None}), "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": []}), "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": ["hi"]}), "messages[0].content", "invalid_value"),
+    # out of range
+    (TEXT, text(temperature=-0.1), "temperature", "invalid_value"),
+    (TEXT, text(temperature=2.1), "temperature", "invalid_value"),
+    (TEXT, text(temperature=1e308), "temperature", "invalid_value"),
+    (TEXT, b'{"model":"toy","prompt":"hi","temperature":1e999}', "temperature", "invalid_value"),
+    (TEXT, text(top_p=0), "top_p", "invalid_value"),
+    (TEXT, text(top_p=1.01), "top_p", "invalid_value"),
+    (TEXT, text(top_k=-2), "top_k", "invalid_value"),
+    (TEXT, text(top_k=2**31), "top_k", "invalid_value"),
+    (TEXT, text(seed=2**63), "seed", "invalid_value"),
+    (TEXT, text(seed=-(2**63) - 1), "seed", "invalid_value"),
+    (TEXT, text(max_tokens=0), "max_tokens", "invalid_value"),
+    (TEXT, text(max_tokens=-1), "max_tokens", "invalid_value"),
+    (TEXT, text(max_tokens=10**40), "max_tokens", "invalid_value"),
+    (TEXT, text(prompt=""), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[256]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[-1]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=["a", "b"]), "prompt", "invalid_value"),
+    (TEXT, text(prompt=[[1], [2]]), "prompt", "invalid_value"),
+    (TEXT, text(stop=""), "stop", "invalid_value"),
+    (TEXT, text(stop=["a", ""]), "stop", "invalid_value"),
+    (TEXT, text(stop=["a"] * 5), "stop", "too_many"),
+    (TEXT, text(stop="x" * 257), "stop", "too_long"),
+    (TEXT, text(prompt="x" * 64), "prompt", "context_length_exceeded"),
+    (TEXT, text(prompt=[1] * 64), "prompt", "context_length_exceeded"),
+    (TEXT, text(prompt="x" * 60, max_tokens=5), "max_tokens", "context_length_exceeded"),
+    (TEXT, text(prompt="x" * 100_000), "prompt", "context_length_exceeded"),
+    (CHAT, said({"role": "user", "content": BIG}), "messages", "context_length_exceeded"),
+    (CHAT, chat(messages=[]), "messages", "invalid_value"),
+    (CHAT, chat(messages=chat()["messages"] * 257), "messages", "too_many"),
+    (CHAT, said({"role": "tool", "content": "x"}), "messages[0].role", "invalid_value"),
+    (CHAT, said({"role": "user"}), "messages[0].content", "missing_required_parameter"),
+    (CHAT, said({"content": "x"}), "messages[0].role", "missing_required_parameter"),
+    (CHAT, said({"role": "user", "content": "x", "name": "y"}), "messages[0].name",
+     "unknown_parameter"),
+    (CHAT, said({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+     "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": [{"type": "text", "text": 5}]}),
+     "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}),
+     "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "assistant", "content": "x", "tool_calls": [{}]}),
+     "messages[0].tool_calls", "unsupported_parameter"),
+    (CHAT, chat(max_tokens=1, max_completion_tokens=2), "max_tokens", "invalid_value"),
+    (CHAT, chat(max_completion_tokens=0), "max_completion_tokens", "invalid_value"),
+    (TEXT, text(max_completion_tokens=1), "max_completion_tokens", "unknown_parameter"),
+    (TEXT, text(stream_options={"include_usage": True}), "stream_options", "invalid_value"),
+    # honest refusals
+    (TEXT, text(n=2), "n", "unsupported_parameter"),
+    (TEXT, text(n=True), "n", "unsupported_parameter"),
+    (TEXT, text(best_of=2), "best_of", "unsupported_parameter"),
+    (TEXT, text(echo=True), "echo", "unsupported_parameter"),
+    (TEXT, text(suffix="x"), "suffix", "unsupported_parameter"),
+    (TEXT, text(logprobs=0), "logprobs", "unsupported_parameter"),
+    (CHAT, chat(logprobs=True), "logprobs", "unsupported_parameter"),
+    (CHAT, chat(top_logprobs=5), "top_logprobs", "unsupported_parameter"),
+    (TEXT, text(frequency_penalty=0.5), "frequency_penalty", "unsupported_parameter"),
+    (TEXT, text(presence_penalty=-1), "presence_penalty", "unsupported_parameter"),
+    (TEXT, text(logit_bias={"5": -100}), "logit_bias", "unsupported_parameter"),
+    (TEXT, text(min_p=0.1), "min_p", "unsupported_parameter"),
+    (CHAT, chat(store=True), "store", "unsupported_parameter"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools", "unsupported_parameter"),
+    (CHAT, chat(tool_choice="required"), "tool_choice", "unsupported_parameter"),
+    (CHAT, chat(response_format={"type": "json_object"}), "response_format",
+     "unsupported_parameter"),
+    (CHAT, chat(metadata={"a": 1}), "metadata", "unsupported_parameter"),
+    (TEXT, text(user=BIG), "user", "unsupported_parameter"),
+    (TEXT, text(speculation={"method": "eagle"}), "speculation.method", "invalid_value"),
+    (TEXT, text(speculation={"max_tokens": -1}), "speculation.max_tokens", "invalid_value"),
+    (TEXT, text(speculation={"mode": "rejection"}), "speculation.mode", "invalid_value"),
+    (TEXT, text(speculation={"mode": "block"}), "speculation.mode", "invalid_value"),
+    (TEXT, text(speculation={"mode": "greedy"}), "speculation", "invalid_value"),
+    (TEXT, text(speculation={"mode": "coupled"}, temperature=0), "speculation", "invalid_value"),
+    (TEXT, text(speculation={"include_rounds": 1}), "speculation.include_rounds",
+     "invalid_value"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param", "code"), BODIES)
+async def test_refused_with_a_sentence(
+    path: str, body: Any, param: str | None, code: str, harness: Any
+) -> None:
+    answer = await harness.post(path, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+    assert 10 < len(error["message"]) <= 200
+    assert error["message"].endswith((".", ")"))
+    name = (param or "").split(".")[-1].split("[")[0]
+    assert name in error["message"] or "The prompt" in error["message"]
+    assert harness.targets.requests == []
+    assert await harness.is_idle()
+
+
+@pytest.mark.parametrize("name", [BIG, "a\nb\x1b[31m", "ключ" * 50, ""])
+async def test_echo_is_short_and_printable(name: str, harness: Any) -> None:
+    for answer in (
+        await harness.post(TEXT, text(**{name: 1})),
+        await harness.post(TEXT, text(model=name)),
+        await harness.post(TEXT, text(speculation={name: 1})),
+    ):
+        error = answer.json()["error"]
+        assert len(error["message"]) <= 200
+        assert error["message"].isprintable()
+        assert (error["param"] or "").isprintable()
+
+
+async def test_other_model_is_404(harness: Any) -> None:
+    for path, body in ((TEXT, text(model="gpt-9")), (CHAT, chat(model="gpt-9"))):
+        answer = await harness.post(path, body)
+        assert answer.status_code == 404
+        assert answer.json()["error"] == {
+            "message": "The model 'gpt-9' does not exist; this deployment serves 'toy'.",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_body_too_large(is_chunked: bool, make_harness: Any) -> None:
+    harness = make_harness(max_body_bytes=2048)
+    num_read = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal num_read
+        for _ in range(10):
+            num_read += 1
+            yield b" " * 1024
+
+    async with harness.client() as client:
+        answer = await client.post(
+            TEXT,
+            content=chunks() if is_chunked else b" " * 2049,
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
+    assert num_read <= 3
+    fitting = json.dumps(text()).encode()
+    fitting += b" " * (2048 - len(fitting))
+    harness.targets.script = [ValueError()]
+    assert (await harness.post(TEXT, fitting)).status_code == 500  # read, and reached the target
+
+
+@pytest.mark.parametrize("value", ["text/plain", "application/x-www-form-urlencoded", "x"])
+async def test_other_media_types(value: str, harness: Any) -> None:
+    answer = await harness.post(TEXT, text(), headers={"content-type": value})
+    assert answer.status_code == 415
+    assert answer.json()["error"]["message"] == "Content-Type must be application/json."
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "unknown_url"),
+        ("POST", "/v1/completions/", 404, "unknown_url"),
+        ("GET", "/docs", 404, "unknown_url"),
+        ("GET", "/openapi.json", 404, "unknown_url"),
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+    ],
+)
+async def test_other_routes(method: str, path: str, status: int, code: str, harness: Any) -> None:
+    async with harness.client() as client:
+        answer = await client.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == code
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_kept"),
+    [("abc-1_2.3:4", True), ("x" * 129, False), ("a b", False), ("é", False), ("", False)],
+)
+async def test_request_id(sent: str, is_kept: bool, harness: Any) -> None:
+    headers = {"x-request-id": sent.encode("latin-1")}
+    async with harness.client() as client:
+        for path in ("/health", "/nowhere"):
+            answer = await client.get(path, headers=headers)
+            assert (answer.headers["x-request-id"] == sent) == is_kept
+            assert len(answer.headers.get_list("x-request-id")) == 1

@@ -1,0 +1,129 @@
+"""What Ray reports becomes what a client may hear. No cluster: a hand-written handle."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from paceline.errors import OverloadedError, RequestError
+from paceline.generation import GenerateRequest, RoundDelta
+from paceline.sampling.params import SamplingParams
+
+with warnings.catch_warnings():
+    # Ray Serve's own models use deprecated pydantic; not ours to fix.
+    warnings.simplefilter("ignore")
+    from ray.exceptions import ActorDiedError, RayTaskError
+    from ray.serve.exceptions import BackPressureError
+
+    from paceline.gateway.target_client import ServeTargetClient, translate
+
+REQUEST = GenerateRequest("id", (1,), 4, SamplingParams())
+ROUND = RoundDelta(0, (), ())
+
+
+def raised_there(cause: Exception) -> RayTaskError:
+    error = RayTaskError("generate", "traceback", cause, "target", 1, "127.0.0.1")
+    return error.as_instanceof_cause()
+
+
+class FakeHandle:
+    """The parts of a DeploymentHandle that the client uses."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure = failure
+        self.calls: list[Any] = []
+        self.num_cancels = 0
+
+    @property
+    def generate(self) -> FakeHandle:
+        return self
+
+    @property
+    def ready(self) -> FakeHandle:
+        return self
+
+    def options(self, **options: Any) -> FakeHandle:
+        self.calls.append(options)
+        return self
+
+    def remote(self, *args: Any) -> FakeHandle:
+        self.calls.append(args)
+        return self
+
+    def broadcast(self, *args: Any) -> FakeHandle:
+        self.calls.append(args)
+        return self
+
+    async def results_async(self, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        if self.failure:
+            raise self.failure
+        return [timeout_s, return_exceptions]
+
+    def cancel(self) -> None:
+        self.num_cancels += 1
+
+    async def __aiter__(self) -> AsyncIterator[RoundDelta]:
+        yield ROUND
+        if self.failure:
+            raise self.failure
+
+    def __await__(self) -> Any:
+        yield from ()
+        if self.failure:
+            raise self.failure
+        return True
+
+
+def test_own_errors_survive_the_process_border() -> None:
+    own = OverloadedError("full", "max_tokens", "overloaded", 429, 3)
+    translated = translate(raised_there(own))
+    assert isinstance(translated, OverloadedError)
+    assert translated.args == own.args
+    assert translated.retry_after_s == 3
+
+
+def test_backpressure_is_429() -> None:
+    for error in (BackPressureError(1, 1), raised_there(BackPressureError(1, 1))):
+        translated = translate(error)
+        assert isinstance(translated, OverloadedError)
+        assert (translated.status, translated.retry_after_s) == (429, 1)
+
+
+def test_lost_target_is_503() -> None:
+    translated = translate(ActorDiedError())
+    assert isinstance(translated, RequestError)
+    assert (translated.status, translated.code) == (503, "target_lost")
+
+
+def test_bug_of_the_target_stays_one() -> None:
+    error = raised_there(ValueError("x"))
+    assert translate(error) is error
+
+
+async def test_stream() -> None:
+    handle = FakeHandle(raised_there(OverloadedError("full")))
+    stream = ServeTargetClient(handle).generate(REQUEST)
+    rounds = aiter(stream)
+    assert await anext(rounds) == ROUND
+    with pytest.raises(OverloadedError) as caught:
+        await anext(rounds)
+    assert str(caught.value) == "full"
+    assert handle.calls == [{"stream": True}, (REQUEST,)]
+    stream.cancel()
+    assert handle.num_cancels == 1
+
+
+async def test_abort_goes_to_every_replica_and_never_raises() -> None:
+    handle = FakeHandle()
+    await ServeTargetClient(handle).abort("id")
+    assert handle.calls[-1] == ("abort", "id")
+    for failure in (TimeoutError(), ActorDiedError(), RuntimeError("Router is not initialized")):
+        await ServeTargetClient(FakeHandle(failure)).abort("id")
+
+
+async def test_ready() -> None:
+    assert await ServeTargetClient(FakeHandle()).ready()
+    assert not await ServeTargetClient(FakeHandle(ActorDiedError())).ready()
