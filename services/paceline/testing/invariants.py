@@ -1,0 +1,163 @@
+"""What must hold in a simulated cluster after every event, stated once.
+
+The checker sees both ends and every message, which no process can. It changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from paceline.protocol.draft_session import DraftSession
+from paceline.protocol.link import LinkState
+from paceline.protocol.messages import DraftTokens, OpenSession, Verdict
+from paceline.protocol.target_session import TargetSession
+from paceline.testing.network import Envelope
+
+SessionEpoch = tuple[int, int, int]  # (target_id, session_id, epoch)
+
+
+class InvariantError(AssertionError):
+    """The cluster broke a promise."""
+
+
+def require(is_true: bool, what: str, *details: object) -> None:
+    if not is_true:
+        raise InvariantError(": ".join([what, *map(str, details)]))
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A client's view: what it should get, what it got so far."""
+
+    index: int
+    prompt: tuple[int, ...]
+    expected: tuple[int, ...]
+    received: list[int] = field(default_factory=list)
+    is_done: bool = False
+    is_aborted: bool = False
+
+    def receive(self, token_ids: tuple[int, ...], is_last: bool) -> None:
+        """Lossless and monotone: at any time a prefix of the target-only run, at the end all."""
+        require(not self.is_done, "tokens after the end", self.index)
+        self.received += token_ids
+        got = tuple(self.received)
+        require(got == self.expected[: len(got)], "tokens differ", self.index, got, self.expected)
+        self.is_done = is_last
+        if is_last:
+            require(got == self.expected, "ended early", self.index, got, self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """A target session's state before a message."""
+
+    epoch: int
+    length: int
+    content: int
+    committed_len: int
+    link: LinkState
+
+    @staticmethod
+    def of(session: TargetSession) -> TargetView:
+        length = len(session.log)
+        content = session.log.hash_at(length)
+        return TargetView(session.epoch, length, content, session.committed_len, session.link)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """A draft session's state before a message."""
+
+    epoch: int
+    content: int
+    length: int
+    committed_len: int
+    limit_position: int
+    sent_len: int
+    num_computed: int
+
+    @staticmethod
+    def of(session: DraftSession) -> DraftView:
+        length = len(session.log)
+        return DraftView(
+            session.epoch,
+            session.log.hash_at(length),
+            length,
+            session.committed_len,
+            session.limit_position,
+            session.sent_len,
+            session.num_computed,
+        )
+
+
+@dataclass
+class Checker:
+    """`counts` tells how often the interesting cases occurred, so that a test can demand them."""
+
+    max_draft_ahead: int
+    counts: Counter[str] = field(default_factory=Counter)
+    granted: dict[SessionEpoch, int] = field(default_factory=dict)
+
+    # -- what targets send and drafts obey ---------------------------------------------------
+
+    def target_sends(self, target_id: int, message: OpenSession | Verdict) -> None:
+        key = (target_id, message.session_id, message.epoch)
+        self.granted[key] = max(self.granted.get(key, 0), message.limit_position)
+
+    def draft_sends(self, target_id: int, message: DraftTokens) -> None:
+        limit = self.granted[target_id, message.session_id, message.epoch]
+        end = message.start + len(message.token_ids)
+        require(end <= limit, "drafted at or beyond the limit", end, limit)
+
+    # -- messages at a target -----------------------------------------------------------------
+
+    def target_received(
+        self, before: TargetView, session: TargetSession, envelope: Envelope
+    ) -> None:
+        """`DraftTokens` for a session that this stream's draft serves."""
+        message = envelope.message
+        assert isinstance(message, DraftTokens)
+        after = TargetView.of(session)
+        require(after.committed_len == before.committed_len, "a draft changed committed tokens")
+        if message.epoch != before.epoch:
+            self.counts["stale_draft"] += 1
+            require(after == before, "a stale epoch changed the target", message)
+            return
+        require(session.window_len <= self.max_draft_ahead, "window too long", session.window_len)
+        if after.length <= before.length:
+            return
+        self.counts["checked_context"] += 1
+        if envelope.is_corrupt:
+            return  # its place may be a lie, so there is no true context to compare with
+        end = message.start + len(message.token_ids)
+        require(after.length == end, "the window ends elsewhere than the message", message)
+        context = session.log.slice(0, message.start)
+        require(context == envelope.context, "kept a proposal of another context", message)
+        held = session.log.slice(message.start, end)
+        require(held == message.token_ids, "the window is not what was sent", held, message)
+
+    # -- messages at a draft ------------------------------------------------------------------
+
+    def draft_received(self, before: DraftView, session: DraftSession, message: Verdict) -> None:
+        after = DraftView.of(session)
+        if message.epoch != before.epoch:
+            self.counts["stale_verdict"] += 1
+            require(after == before, "a stale epoch changed the draft", message)
+            return
+        require(after.committed_len >= before.committed_len, "the draft lost committed tokens")
+        end = message.start + len(message.token_ids)
+        if after.committed_len == end:
+            committed = session.log.slice(message.start, end)
+            require(committed == message.token_ids, "the draft holds other tokens", message)
+
+    def draft_holds(self, target_id: int, session: DraftSession) -> None:
+        limit = self.granted[target_id, session.session_id, session.epoch]
+        bound = max(limit, session.committed_len)
+        require(len(session.log) <= bound, "draft at or beyond its limit", len(session.log), bound)
+
+    # -- caches -------------------------------------------------------------------------------
+
+    def cache_is(self, what: str, cached: list[int], log: tuple[int, ...]) -> None:
+        """The engine computed these rows from exactly the tokens of the session."""
+        require(tuple(cached) == log, f"{what} cache differs from its log", cached, log)

@@ -1,0 +1,183 @@
+"""A draft process of the simulation: the shipped draft table on a virtual clock.
+
+It does what `draft.driver` does with asyncio and gRPC, and nothing more. Killing it loses all.
+"""
+
+from __future__ import annotations
+
+from paceline.engine.base import OutOfBlocks, StepItem, StepResult
+from paceline.protocol.draft_table import PassItem
+from paceline.protocol.messages import (
+    DraftMessage,
+    DraftTokens,
+    Hello,
+    OpenSession,
+    TargetMessage,
+    Verdict,
+)
+from paceline.sampling.params import VerificationMode
+from paceline.testing.invariants import DraftView
+from paceline.testing.network import Envelope, Stream
+from paceline.testing.world import RecordingEngine, RememberingToyEngine, World
+
+STALL_US = 40_000
+
+
+class SimulatedDraft:
+    """One draft process; `start` and `kill` are its lives."""
+
+    def __init__(self, draft_id: int, world: World) -> None:
+        self.draft_id = draft_id
+        self._world = world
+        self.streams: dict[int, Stream] = {}
+        self.is_up = False
+        self.num_boots = 0
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        scenario = self._world.scenario
+        info = scenario.draft_info()
+        self.engine = RecordingEngine(
+            RememberingToyEngine(
+                info,
+                seed=scenario.engine_seed,
+                error_rate=scenario.draft_errors[self.draft_id],
+                error_seed=1 + self.draft_id,
+            )
+        )
+        self.table = self._world.parts.draft_table(
+            max_sessions=scenario.draft_max_sessions,
+            max_len=info.max_model_len,
+            session_idle_us=scenario.session_idle_us,
+        )
+        self._in_pass = False
+
+    def start(self) -> None:
+        self._start_empty()
+        self.is_up = True
+        self.num_boots += 1
+
+    def kill(self) -> list[Stream]:
+        """Everything is lost at once; returns the streams whose other ends will notice."""
+        self.is_up = False
+        streams = list(self.streams.values())
+        for stream in streams:
+            stream.draft_end.is_open = False
+        self.streams.clear()
+        return streams
+
+    def hello(self) -> Hello:
+        info = self._world.scenario.draft_info()
+        return Hello(
+            protocol_version=1,
+            boot_id=f"boot-{self.draft_id}-{self.num_boots}",
+            replica_id=f"draft-{self.draft_id}",
+            model_id=info.model_id,
+            vocab_size=info.vocab_size,
+            tokenizer_hash="",
+            max_model_len=info.max_model_len,
+            max_sessions=self._world.scenario.draft_max_sessions,
+            modes=(VerificationMode.GREEDY, VerificationMode.COUPLED),
+        )
+
+    def lose(self, stream: Stream) -> None:
+        if self.streams.pop(stream.link_id, None) is not None:
+            stream.draft_end.is_open = False
+            self.table.lose_link(stream.link_id)
+            self.wake()
+
+    def receive(self, stream: Stream, envelope: Envelope) -> None:
+        world = self._world
+        message: TargetMessage = envelope.message  # type: ignore[assignment]
+        world.note("to_draft", self.draft_id, stream.link_id, envelope.kind)
+        session, before = None, None
+        if isinstance(message, Verdict):
+            session = self.table.session((stream.link_id, message.session_id))
+            before = None if session is None else DraftView.of(session)
+        for answer in self.table.receive(stream.link_id, message, world.clock.now_us):
+            self._send(stream, answer)
+        if isinstance(message, OpenSession):
+            opened = self.table.session((stream.link_id, message.session_id))
+            if opened is not None:
+                opened.__class__ = world.parts.draft_session  # where a planted bug gets in
+        if isinstance(message, Verdict) and session is not None and before is not None:
+            world.checker.draft_received(before, session, message)
+        self.wake()
+
+    def _send(self, stream: Stream, message: DraftMessage, context: tuple[int, ...] = ()) -> None:
+        self._world.network.to_target(stream, Envelope(message, context))
+
+    def wake(self) -> None:
+        if self._in_pass or not self.is_up:
+            return
+        world = self._world
+        for link_id, close in self.table.expire(world.clock.now_us):
+            if link_id in self.streams:
+                self._send(self.streams[link_id], close)
+        items = self.table.begin_pass(world.scenario.draft_rows_per_pass)
+        if not items:
+            self.engine.run(self.table.take_released(), ())
+            return
+        try:
+            results = self.engine.run(self.table.take_released(), [_step_item(i) for i in items])
+        except OutOfBlocks:
+            self._make_room(items)
+            return
+        for item in items:
+            session = self.table.session(item.key)
+            assert session is not None
+            log = session.log.slice(0, item.work.end)
+            world.checker.cache_is("draft", self.engine.cached[item.sequence_id], log)
+        self._in_pass = True
+        boot = self.num_boots
+        world.clock.call_after(self._pass_us(), lambda: self._end_pass(boot, items, results))
+
+    def _pass_us(self) -> int:
+        world = self._world
+        if world.network.draw_stall():
+            return STALL_US
+        return world.scenario.draft_us
+
+    def _make_room(self, items: list[PassItem]) -> None:
+        self.table.cancel_pass(items)
+        evicted = self.table.evict_newest()
+        self._world.checker.counts["evicted"] += 1
+        if evicted is not None and evicted[0] in self.streams:
+            self._send(self.streams[evicted[0]], evicted[1])
+        self._world.clock.call_after(self._world.scenario.draft_us, self.wake)
+
+    def _end_pass(self, boot: int, items: list[PassItem], results: list[StepResult]) -> None:
+        if boot != self.num_boots or not self.is_up:
+            return  # the process that computed this is gone
+        world = self._world
+        self._in_pass = False
+        tokens = [result.token_ids[0] if result.token_ids else None for result in results]
+        self.table.end_pass(items, tokens, world.scenario.draft_us)
+        for item in items:
+            session = self.table.session(item.key)
+            stream = self.streams.get(item.key[0])
+            if session is not None and stream is not None:
+                world.checker.draft_holds(stream.target_id, session)
+        for link_id, drafts in self.table.take_drafts(world.clock.now_us).items():
+            for draft in drafts:
+                if link_id in self.streams:
+                    self._send_draft(self.streams[link_id], draft)
+        self.wake()
+
+    def _send_draft(self, stream: Stream, draft: DraftTokens) -> None:
+        self._world.checker.draft_sends(stream.target_id, draft)
+        session = self.table.session((stream.link_id, draft.session_id))
+        assert session is not None
+        self._send(stream, draft, session.log.slice(0, draft.start))
+
+
+def _step_item(item: PassItem) -> StepItem:
+    return StepItem(
+        sequence_id=item.sequence_id,
+        start=item.work.start,
+        token_ids=item.work.token_ids,
+        num_samples=int(item.work.is_sampled),
+        sampling=item.sampling,
+        # a prefill chunk inside the prompt decides no output token
+        output_index=item.work.output_index,
+    )

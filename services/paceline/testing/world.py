@@ -1,0 +1,89 @@
+"""What all simulated replicas share: scenario, clock, network, checker and the code under test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.engine.base import EngineInfo, StepItem, StepResult
+from paceline.engine.toy import ToyEngine
+from paceline.protocol.draft_session import DraftSession
+from paceline.protocol.draft_table import DraftTable
+from paceline.protocol.target_session import TargetSession
+from paceline.target.scheduler import Scheduler
+from paceline.testing.clock import VirtualClock
+from paceline.testing.invariants import Checker
+from paceline.testing.network import SimulatedNetwork
+from paceline.testing.scenario import Scenario
+
+MAX_REMEMBERED = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The code under test. Teeth tests put a subclass with a planted bug in a place."""
+
+    target_session: type[TargetSession] = TargetSession
+    draft_session: type[DraftSession] = DraftSession
+    draft_table: type[DraftTable] = DraftTable
+    scheduler: type[Scheduler] = Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What every replica shares."""
+
+    scenario: Scenario
+    clock: VirtualClock
+    network: SimulatedNetwork
+    checker: Checker
+    parts: Parts
+    trace: list[tuple[object, ...]]
+
+    def note(self, *event: object) -> None:
+        self.trace.append((self.clock.now_us, *event))
+
+
+class RememberingToyEngine(ToyEngine):
+    """Thousands of schedules meet the same contexts; each is sampled once in a process."""
+
+    _tokens: ClassVar[dict[tuple[object, ...], int]] = {}
+
+    def __init__(
+        self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
+    ) -> None:
+        super().__init__(info, seed=seed, error_rate=error_rate, error_seed=error_seed)
+        self._law = (info.vocab_size, error_rate, error_seed)
+
+    def _sample(self, state: int, item: StepItem, offset: int) -> int:
+        key = (state, item.output_index + offset, item.sampling, self._law)
+        token_id = self._tokens.get(key)
+        if token_id is None:
+            if len(self._tokens) >= MAX_REMEMBERED:
+                self._tokens.clear()
+            token_id = self._tokens[key] = super()._sample(state, item, offset)
+        return token_id
+
+
+class RecordingEngine:
+    """A `ToyEngine` that remembers which tokens each cache was fed."""
+
+    def __init__(self, engine: ToyEngine) -> None:
+        self.engine = engine
+        self.cached: dict[int, list[int]] = {}
+
+    def run(self, released: Sequence[int], items: Sequence[StepItem]) -> list[StepResult]:
+        for sequence_id in released:
+            if self.cached.pop(sequence_id, None) is not None:
+                self.engine.free(sequence_id)
+        for item in items:
+            if item.sequence_id not in self.cached:
+                self.engine.add(item.sequence_id)
+                self.cached[item.sequence_id] = []
+        results = self.engine.step(items) if items else []
+        for item in items:
+            cached = self.cached[item.sequence_id]
+            del cached[item.start :]
+            cached += item.token_ids
+        return results

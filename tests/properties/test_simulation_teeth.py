@@ -1,0 +1,184 @@
+"""Planted bugs: each is a small subclass, and the simulation must catch each within some seeds.
+
+"Caught" is an `InvariantError`, or a session noticing by itself that a rule is broken.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import ProtocolError
+from paceline.protocol.draft_session import DraftSession, Rewind
+from paceline.protocol.draft_table import DraftTable
+from paceline.protocol.link import LinkState
+from paceline.protocol.target_session import TargetSession
+from paceline.sampling.acceptance import Acceptance
+from paceline.target.draft_desk import DraftDesk
+from paceline.target.scheduler import Hold, PassPlan, Scheduler
+from paceline.testing.cluster import run_seed
+from paceline.testing.invariants import InvariantError
+from paceline.testing.world import Parts
+
+MAX_SEEDS = 400
+
+
+class RewindsOneTooFew(DraftSession):
+    """The cache keeps the first rejected token."""
+
+    def receive_verdict(self, verdict):
+        computed = self.num_computed
+        outcome = super().receive_verdict(verdict)
+        if isinstance(outcome, Rewind):
+            self.num_computed = min(computed, outcome.length + 1)
+        return outcome
+
+
+class TrustsItsCache(DraftSession):
+    """A rewind during a pass is forgotten when the pass ends."""
+
+    def end_work(self, token_id, draft_us=0):
+        end = self._working.end
+        became = super().end_work(token_id, draft_us)
+        self.num_computed = min(end, len(self.log))
+        return became
+
+
+class DraftsBeyondItsLimit(DraftSession):
+    def receive_verdict(self, verdict):
+        beyond = replace(verdict, limit_position=verdict.limit_position + 1)
+        return super().receive_verdict(beyond)
+
+
+class KeepsSessionsOfLostLinks(DraftTable):
+    def lose_link(self, link_id):
+        pass
+
+
+class TargetTakesStaleEpoch(TargetSession):
+    def receive_draft(self, draft):
+        return super().receive_draft(replace(draft, epoch=self.epoch))
+
+
+class ChecksNoContext(TargetSession):
+    def receive_draft(self, draft):
+        if draft.start <= len(self.log):
+            draft = replace(draft, context_hash=self.log.hash_at(draft.start))
+        return super().receive_draft(draft)
+
+
+class ClosesGaps(TargetSession):
+    """A proposal behind a gap is taken for the next one."""
+
+    def receive_draft(self, draft):
+        if draft.start > len(self.log):
+            here = len(self.log)
+            draft = replace(draft, start=here, context_hash=self.log.hash_at(here))
+        return super().receive_draft(draft)
+
+
+class TakesDuplicatesTwice(TargetSession):
+    def receive_draft(self, draft):
+        disposition = super().receive_draft(draft)
+        if disposition == "duplicate" and self._granted_limit > len(self.log):
+            self.log.extend(draft.token_ids[:1])
+        return disposition
+
+
+class WindowIgnoresCredit(TargetSession):
+    def receive_draft(self, draft):
+        self._granted_limit += 100
+        return super().receive_draft(draft)
+
+
+class CommitsARejectedToken(TargetSession):
+    def end_verify(self, acceptance):
+        num = min(acceptance.num_accepted_tokens + 1, len(self._verifying))
+        return super().end_verify(Acceptance(num, acceptance.next_token_id))
+
+
+class ForgetsEos(TargetSession):
+    def _cut(self, token_ids):
+        self.stop_token_ids = frozenset()
+        return super()._cut(token_ids)
+
+
+class WritesOneMore(TargetSession):
+    def begin_verify(self, limit):
+        if self.num_output_tokens == 0:
+            self.end_len += 1
+        return super().begin_verify(limit)
+
+
+class KeysNoiseByRound(Scheduler):
+    """Output index counts passes, so noise depends on how many tokens each pass yielded."""
+
+    def _entry(self, sequence, start, stop, draft):
+        entry = super()._entry(sequence, start, stop, draft)
+        item = replace(entry.item, output_index=sequence.session.round)
+        return replace(entry, item=item)
+
+
+class LeavesOneOut(Scheduler):
+    """A sequence without proposals waits while others run."""
+
+    def plan(self, now_us):
+        plan = super().plan(now_us)
+        if isinstance(plan, Hold) or len(plan.entries) < 2:
+            return plan
+        last = self._sequences[plan.entries[-1].session_id]
+        last.in_pass = False
+        last.session.cancel_verify()
+        return PassPlan(plan.entries[:-1])
+
+
+class WaitsForDrafts(Scheduler):
+    def plan(self, now_us):
+        running = [self._sequences[i].session for i in self._running]
+        if any(s.link is LinkState.STREAMING and not s.window_len for s in running):
+            return Hold(now_us + 50_000)
+        return super().plan(now_us)
+
+
+class SilentDesk(DraftDesk):
+    def _part(self, sequence, reason):
+        pass
+
+
+class NeverCloses(Scheduler):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.drafts.__class__ = SilentDesk
+
+
+BUGS = {
+    "rewinds one too few": Parts(draft_session=RewindsOneTooFew),
+    "trusts its cache": Parts(draft_session=TrustsItsCache),
+    "drafts beyond its limit": Parts(draft_session=DraftsBeyondItsLimit),
+    "keeps sessions of lost links": Parts(draft_table=KeepsSessionsOfLostLinks),
+    "target takes stale epoch": Parts(target_session=TargetTakesStaleEpoch),
+    "checks no context": Parts(target_session=ChecksNoContext),
+    "closes gaps": Parts(target_session=ClosesGaps),
+    "takes duplicates twice": Parts(target_session=TakesDuplicatesTwice),
+    "window ignores credit": Parts(target_session=WindowIgnoresCredit),
+    "commits a rejected token": Parts(target_session=CommitsARejectedToken),
+    "forgets eos": Parts(target_session=ForgetsEos),
+    "writes one more": Parts(target_session=WritesOneMore),
+    "keys noise by round": Parts(scheduler=KeysNoiseByRound),
+    "leaves one out": Parts(scheduler=LeavesOneOut),
+    "waits for drafts": Parts(scheduler=WaitsForDrafts),
+    "never closes": Parts(scheduler=NeverCloses),
+}
+
+
+def first_caught(parts):
+    for seed in range(MAX_SEEDS):
+        try:
+            run_seed(seed, parts)
+        except (InvariantError, ProtocolError) as caught:
+            return seed, caught
+    return None
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug):
+    assert first_caught(BUGS[bug]) is not None
