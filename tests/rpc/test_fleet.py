@@ -125,8 +125,8 @@ async def test_200_aborts_leave_nothing_behind() -> None:
         await fleet.until(lambda: scheduler.num_running == scheduler.num_waiting == 0)
         await fleet.until(lambda: len(draft.table) == 0)
         assert scheduler.num_free_blocks == fleet.INFO.num_blocks
-        assert await target.worker.free_blocks() == fleet.INFO.num_blocks
-        assert await draft.worker.free_blocks() == fleet.INFO.num_blocks
+        await fleet.until_free(target)
+        await fleet.until_free(draft)
         assert target.num_links == 1
 
 
@@ -141,3 +141,29 @@ async def test_draft_with_a_short_context_stops_by_itself() -> None:
         deltas = await fleet.collect(target, wanted)
         assert fleet.tokens(deltas) == fleet.alone(wanted)
         assert deltas[-1].num_draft_tokens == 0
+
+
+async def test_prompts_longer_than_a_draft_pass_are_drafted_too() -> None:
+    settings = fleet.config()
+    narrow = settings.model_copy(
+        update={"draft": settings.draft.model_copy(update={"max_rows_per_pass": 16})}
+    )
+    async with fleet.target(settings) as target, fleet.draft(narrow, target) as draft:
+        prompt = tuple(index % 64 for index in range(200))
+        wanted = fleet.request("long prompt", prompt=prompt, max_tokens=100)
+        deltas = await fleet.collect(target, wanted)
+        assert fleet.tokens(deltas) == fleet.alone(wanted)
+        assert fleet.accepted(deltas) > 0
+        assert draft.table.stats.num_evicted == 0
+
+
+async def test_a_failing_draft_model_costs_its_batch_only_the_draft() -> None:
+    settings = fleet.config()
+    small = fleet.EngineInfo("toy", 64, 512, 16, 4, tokenizer_hash="toy")
+    async with fleet.target(settings) as target, fleet.draft(settings, target, info=small) as draft:
+        wanted = [fleet.request(f"r{i}", temperature=0.8, seed=i) for i in range(4)]
+        got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))
+        assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
+        assert draft.table.stats.num_evicted > 0  # 4 blocks hold no more than two sequences
+        await fleet.until(lambda: len(draft.table) == 0)
+        await fleet.until_free(draft)

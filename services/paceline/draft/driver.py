@@ -170,6 +170,12 @@ class DraftDriver:
             if evicted is not None:
                 self._send(*evicted)
             return
+        except Exception:
+            # One bad batch must not end the replica: its sequences go on without a draft.
+            logger.exception("a draft pass over %d sequences failed", len(items))
+            for link_id, close in self.table.abandon(items):
+                self._send(link_id, close)
+            return
         tokens = [result.token_ids[0] if result.token_ids else None for result in done.results]
         self.table.end_pass(items, tokens, done.ended_us - done.started_us)
         for link_id, drafts in self.table.take_drafts(monotonic_us()).items():

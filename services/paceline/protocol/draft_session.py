@@ -79,7 +79,7 @@ class DraftSession:
             start=start,
             token_ids=self.log.slice(start, end),
             is_sampled=end == len(self.log),
-            output_index=end - self.prompt_len,
+            output_index=max(0, end - self.prompt_len),  # a chunk inside the prompt has none
             context_hash=self.log.hash_at(end),
         )
         return self._working

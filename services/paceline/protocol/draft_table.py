@@ -195,6 +195,18 @@ class DraftTable:
         close = CloseSession(key[1], entry.session.epoch, CloseReason.ABORTED)
         return key[0], close
 
+    def abandon(self, items: list[PassItem]) -> list[tuple[int, CloseSession]]:
+        """The pass over `items` failed for a reason of its own: give these sequences up."""
+        closes = []
+        for item in items:
+            session = self._current(item)
+            if session is not None:
+                self._drop(item.key)
+                self.stats.num_evicted += 1
+                close = CloseSession(item.key[1], session.epoch, CloseReason.ABORTED)
+                closes.append((item.key[0], close))
+        return closes
+
     def _drop(self, key: SessionKey) -> None:
         entry = self._entries.pop(key)
         self._released.append(entry.sequence_id)

@@ -97,6 +97,8 @@ class TargetSession:
         self._granted_limit = 0
         # Newest round after which proposals in flight may rest on tokens we did not commit.
         self._flush_round = 0
+        # Round at the last open: whatever a draft says in this epoch, it has seen that much.
+        self._open_round = 0
         self._verifying: tuple[int, ...] | None = None
 
     @property
@@ -135,7 +137,7 @@ class TargetSession:
         self.epoch += 1
         self.log.truncate(self.committed_len)
         self._open_len = self.committed_len
-        self._flush_round = self.round
+        self._flush_round = self._open_round = self.round
         self._granted_limit = self.limit_position
         return OpenSession(
             session_id=self.session_id,
@@ -180,7 +182,7 @@ class TargetSession:
         if draft.start + len(draft.token_ids) > self._granted_limit:
             raise RemoteProtocolError(f"draft beyond its limit {self._granted_limit}")
         if draft.start > len(self.log):
-            seen = draft.last_round >= self._flush_round
+            seen = max(draft.last_round, self._open_round) >= self._flush_round
             return Disposition.GAP if seen else Disposition.STALE
         if draft.context_hash != self.log.hash_at(draft.start):
             return Disposition.DIVERGED
