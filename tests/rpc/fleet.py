@@ -69,7 +69,7 @@ async def until_free(driver: TargetDriver | DraftDriver) -> None:
     """Until the engine has all its KV blocks back (it frees before its next pass)."""
     async with asyncio.timeout(20):
         while await driver.worker.free_blocks() != driver.worker.info.num_blocks:
-            await asyncio.sleep(0.001)
+            driver.check_health()
 
 
 def request(

@@ -1,0 +1,64 @@
+# Two commands matter: `make demo` and `make test`. Both need only Python >= 3.11 and make.
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROTO := paceline/rpc/v1/speculation.proto
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo serve models test lint protos bench chaos clean
+
+help: ## show this list
+	@echo "Paceline: speculative decoding as a distributed service. Usage: make TARGET"
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' \
+		| awk -F'|' '{ printf "  %-8s %s\n", $$1, $$2 }'
+
+demo: $(STAMP) ## stream a chat with accepted / recovered / bonus tokens in color
+	@$(BIN)/paceline demo
+
+serve: $(STAMP) ## serve SmolLM2-135M on 127.0.0.1 (PORT=8000) until Ctrl-C
+	@$(BIN)/paceline serve deploy/serve/smollm2.yaml --port $(PORT)
+
+models: $(STAMP) ## download and convert the demo models into the cache folder
+	@$(BIN)/paceline models fetch
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff, mypy, import contracts, buf
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/buf lint protos
+	@$(BIN)/buf breaking protos --against protos/v1.binpb
+
+protos: $(STAMP) ## regenerate services/paceline/rpc/v1 from protos/
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
+		--python_out=services --pyi_out=services --grpc_python_out=services \
+		--mypy_grpc_out=services $(PROTO)
+
+bench: ## not built yet (issue 5)
+	@echo "make bench: the load and orchestration benchmarks are not built yet; issue 5 brings them." >&2
+	@exit 2
+
+chaos: ## not built yet (issue 4)
+	@echo "make chaos: the chaos experiments are not built yet; issue 4 brings them." >&2
+	@exit 2
+
+clean: ## remove .venv, caches and build output (the model cache stays)
+	@rm -rf $(VENV) build dist out services/*.egg-info .*_cache .hypothesis
+	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted installation is simply done again.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Paceline needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
+	@echo "Installing Paceline into $(VENV) (torch and ray are large: some minutes the first time)"
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "python3 -m venv failed: install the python3-venv package" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

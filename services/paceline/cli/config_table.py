@@ -1,0 +1,48 @@
+"""The README's configuration table, made from the schema so that the two cannot differ."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from paceline.config import AppConfig
+
+HEADER = "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n"
+BOUND_SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def markdown_table() -> str:
+    lines = [f"| `{key}` | {' | '.join(cells)} |\n" for key, *cells in rows_of(AppConfig)]
+    return HEADER + "".join(lines)
+
+
+def rows_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str, str]]:
+    """(key, default, allowed values, meaning) of every leaf field, in the schema's order."""
+    rows = []
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            rows += rows_of(kind, f"{key}.")
+        else:
+            text = (field.description or "").replace("|", "\\|")
+            rows.append((key, f"`{field.default}`", _allowed(field), text))
+    return rows
+
+
+def _allowed(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is not None:
+        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
+    bounds = [
+        f"{sign} {_number(value)}"
+        for item in field.metadata
+        for name, sign in BOUND_SIGNS.items()
+        if (value := getattr(item, name, None)) is not None
+    ]
+    return ", ".join(bounds)
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,88 @@
+"""`paceline demo`: one prompt with the draft in color, then the same without it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from paceline.cli import demo_view
+from paceline.cli.console import err, out
+from paceline.cli.demo_stream import (
+    REQUEST_TIMEOUT_S,
+    Answer,
+    DemoRequest,
+    Piece,
+    model_name,
+    stream_chat,
+)
+from paceline.errors import ConfigError, PacelineError
+
+WITH_DRAFT: dict[str, Any] = {"include_rounds": True}
+WITHOUT_DRAFT: dict[str, Any] = {"method": "off"}
+WARM_UP_TOKENS = 8
+DRAFT_WAIT_S = 60.0
+
+
+def on_this_machine(config: Path, port: int, request: DemoRequest, max_rows: int) -> bool:
+    """Start the service, run the demo, stop the service. True when both texts are identical."""
+    from paceline.cli.serve import started
+
+    if not config.is_file():
+        raise ConfigError(f"{config} is not there; name a Serve YAML with --config")
+    with started(config, None, port) as (url, _):
+        return at(url, request, max_rows)
+
+
+def at(url: str, request: DemoRequest, max_rows: int) -> bool:
+    """Run the demo against a running service. True when both texts are identical."""
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=REQUEST_TIMEOUT_S) as http:
+            return _run(http, request, max_rows)
+    except httpx.HTTPError as error:
+        raise PacelineError(f"no answer from {url}: {error}") from error
+
+
+def _run(http: httpx.Client, request: DemoRequest, max_rows: int) -> bool:
+    model = model_name(http)
+    _warm_up(http, model, request)
+    out.print(demo_view.legend())
+    out.print(f"\n[bold]{model}[/], the same prompt twice.")
+    out.print(f"> {request.prompt}\n", style="bold", markup=False)
+    drafted = _ask(http, model, request, WITH_DRAFT)
+    out.print(demo_view.rounds_table(drafted.rounds, max_rows))
+    out.print("\nAgain, without the draft:\n")
+    alone = _ask(http, model, request, WITHOUT_DRAFT)
+    out.print(demo_view.summary_table(drafted, alone))
+    if drafted.text == alone.text:
+        return True
+    out.print("[bold red]The two texts differ: this must never happen. Please report it.[/]")
+    return False
+
+
+def _ask(
+    http: httpx.Client, model: str, request: DemoRequest, speculation: dict[str, Any]
+) -> Answer:
+    answer = stream_chat(
+        http, request.body(model, speculation), lambda piece: demo_view.show_piece(out, piece)
+    )
+    out.print("\n")
+    return answer
+
+
+def _warm_up(http: httpx.Client, model: str, request: DemoRequest) -> None:
+    """Short requests until a draft takes part, so that the first pass's costs are not measured."""
+    short = replace(request, max_tokens=WARM_UP_TOKENS)
+    stream_chat(http, short.body(model, WITHOUT_DRAFT), _ignore)
+    deadline = time.monotonic() + DRAFT_WAIT_S
+    while time.monotonic() < deadline:
+        if stream_chat(http, short.body(model, WITH_DRAFT), _ignore).num_proposed:
+            return
+    err.print("no draft has joined: both answers come from the target alone")
+
+
+def _ignore(piece: Piece) -> None:
+    """Warm-up text is not shown."""

@@ -1,0 +1,153 @@
+"""The demo's HTTP client: one streamed chat completion over SSE, as any OpenAI client gets it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from paceline.errors import PacelineError
+
+REQUEST_TIMEOUT_S = 600.0
+EVENT_PREFIX = "data:"
+LAST_EVENT = "[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRequest:
+    """What the demo asks, with and without the draft."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def body(self, model: str, speculation: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "model": model,
+            "messages": [{"role": "user", "content": self.prompt}],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "speculation": speculation,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text and where its tokens came from: accepted, recovered, bonus or plain."""
+
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One pass of the target over what the draft had proposed by then."""
+
+    round: int
+    num_speculative_tokens: int
+    proposed: int
+    accepted: int
+    draft_ms: float
+    wire_ms: float
+    queue_ms: float
+    verify_ms: float
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request brought. `seconds` run from sending it to the last byte."""
+
+    text: str = ""
+    num_tokens: int = 0
+    seconds: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def num_proposed(self) -> int:
+        return sum(r.proposed for r in self.rounds)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(r.accepted for r in self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted / self.num_proposed if self.num_proposed else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens per pass of the target, its own token included."""
+        return 1 + self.num_accepted / len(self.rounds) if self.rounds else None
+
+
+def model_name(http: httpx.Client) -> str:
+    return str(_checked(http.get("/v1/models"))["data"][0]["id"])
+
+
+def stream_chat(http: httpx.Client, body: dict[str, Any], show: Callable[[Piece], None]) -> Answer:
+    """Send `body` and call `show` for each piece of text as it arrives."""
+    answer = Answer()
+    begun = time.perf_counter()
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            response.read()
+            _checked(response)
+        for chunk in _events(response.iter_lines()):
+            for piece in _take(chunk, answer):
+                answer.text += piece.text
+                show(piece)
+    answer.seconds = time.perf_counter() - begun
+    return answer
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if not line.startswith(EVENT_PREFIX):
+            continue  # a blank line or a keep-alive comment
+        data = line.removeprefix(EVENT_PREFIX).strip()
+        if data == LAST_EVENT:
+            return
+        yield json.loads(data)
+    raise PacelineError(f"the stream ended without {LAST_EVENT}")
+
+
+def _take(chunk: dict[str, Any], answer: Answer) -> list[Piece]:
+    """Fold a chunk into `answer`; returns its text."""
+    if "error" in chunk:
+        raise PacelineError(chunk["error"]["message"])
+    if usage := chunk.get("usage"):
+        answer.num_tokens = usage["completion_tokens"]
+    speculation = chunk.get("speculation") or {}
+    names = Round.__slots__
+    for item in speculation.get("rounds", []):
+        answer.rounds.append(Round(**{name: item[name] for name in names}))
+    if pieces := speculation.get("pieces"):
+        return [Piece(item["text"], item["origin"]) for item in pieces]
+    deltas = [choice["delta"].get("content") for choice in chunk.get("choices", [])]
+    return [Piece(text, "plain") for text in deltas if text]
+
+
+def _checked(response: httpx.Response) -> dict[str, Any]:
+    """The JSON body; an OpenAI-shaped error becomes ours."""
+    try:
+        data: dict[str, Any] = response.json()
+    except ValueError as error:
+        raise PacelineError(
+            f"{response.url} answered {response.status_code} without JSON"
+        ) from error
+    if response.status_code != httpx.codes.OK:
+        detail = data.get("error") or {}
+        raise PacelineError(detail.get("message") or f"{response.url}: {response.status_code}")
+    return data

@@ -1,0 +1,72 @@
+"""`paceline serve`: one Serve YAML on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline import models
+from paceline.cli import cluster, servefile
+from paceline.cli.console import err, out, progress_display, status_display
+from paceline.cli.fetch import fetch
+from paceline.errors import PacelineError
+
+WATCH_S = 1.0
+EXAMPLE_PROMPT = "Why is the sky blue?"
+
+
+@contextmanager
+def started(config: Path, host: str | None, port: int | None) -> Iterator[tuple[str, str]]:
+    """(base URL, model name) of a running service; stops it when the block is left."""
+    file = servefile.load(config)
+    host = host or file.schema.http_options.host
+    port = file.schema.http_options.port if port is None else port
+    port = port or cluster.free_port(host)
+    cluster.check_port_is_free(host, port)  # before minutes of downloading
+    prefetch(file)
+    with status_display() as status, cluster.local_service(file, host, port, status) as url:
+        status("")
+        yield url, file.served_model_name
+
+
+def prefetch(file: servefile.ServeFile) -> None:
+    """Every model that the file names, complete on this disk before a replica asks for it."""
+    with progress_display() as progress:
+        for source in file.sources:
+            if source in models.ALIASES:
+                fetch(source, progress)
+            elif source not in models.BUILTIN_SOURCES:
+                models.resolve(source)
+
+
+def serve(config: Path, host: str | None, port: int | None) -> None:
+    """Serve until a stop signal; then everything is stopped and this returns."""
+    ready = False
+    try:
+        with started(config, host, port) as (url, model):
+            ready = True
+            out.print(f"[bold green]ready[/] {model} at {url} (Ctrl-C stops it)\n")
+            out.print(curl_line(url, model), markup=False)
+            while not (dead := cluster.dead_ray_processes()):
+                time.sleep(WATCH_S)
+            raise PacelineError(f"Ray ended unexpectedly ({', '.join(dead)})")
+    except KeyboardInterrupt:
+        if not ready:
+            raise
+        err.print("stopped")
+
+
+def curl_line(url: str, model: str) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": EXAMPLE_PROMPT}],
+        "max_tokens": 64,
+        "stream": True,
+    }
+    return (
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"-d '{json.dumps(body)}'"
+    )

@@ -1,0 +1,116 @@
+"""A Serve YAML, checked before anything starts. Serve itself ignores keys that it does not know."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from paceline.config import AppConfig
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeDeploySchema
+
+BUILDER = "paceline.app:build_app"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFile:
+    """`apps` are the parsed `args` of the applications that Paceline builds."""
+
+    path: Path
+    schema: ServeDeploySchema
+    apps: tuple[AppConfig, ...]
+
+    @property
+    def sources(self) -> list[str]:
+        """Every model that the file names, once, targets first."""
+        models = [app.target.model.source for app in self.apps]
+        models += [app.draft.model.source for app in self.apps]
+        return list(dict.fromkeys(models))
+
+    @property
+    def served_model_name(self) -> str:
+        return self.apps[0].gateway.served_model_name
+
+
+def load(path: Path) -> ServeFile:
+    """Parse and check `path`; `ConfigError` names the file and each wrong key."""
+    from ray.serve.schema import ServeDeploySchema  # imports Ray: a second
+
+    data = _read_yaml(path)
+    problems = [f"unknown key {key}" for key in unknown_keys(ServeDeploySchema, data)]
+    try:
+        schema = ServeDeploySchema.model_validate(data)
+    except ValidationError as error:
+        problems += validation_problems(error)
+        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+    apps: list[AppConfig] = []
+    for index, application in enumerate(schema.applications):
+        if application.import_path != BUILDER:
+            continue
+        try:
+            apps.append(AppConfig.model_validate(application.args))
+        except ValidationError as error:
+            problems += validation_problems(error, f"applications.{index}.args")
+    if not problems and not apps:
+        problems.append(f"no application has import_path {BUILDER}")
+    if problems:
+        raise ConfigError(f"{path}: {'; '.join(problems)}")
+    return ServeFile(path, schema, tuple(apps))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} is not a Serve config: expected a mapping with `applications`")
+    return data
+
+
+def validation_problems(error: ValidationError, prefix: str = "") -> list[str]:
+    """One short phrase per problem, with the dotted path of the key."""
+    problems = []
+    for item in error.errors():
+        path = ".".join(part for part in (prefix, *map(str, item["loc"])) if part)
+        unknown = item["type"] == "extra_forbidden"
+        problems.append(f"unknown key {path}" if unknown else f"{path}: {item['msg']}")
+    return problems
+
+
+def unknown_keys(model: type[BaseModel], data: object, path: str = "") -> list[str]:
+    """Dotted paths of keys that `model` and the models inside it do not have."""
+    if not isinstance(data, dict):
+        return []
+    fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    problems = []
+    for key, value in data.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            problems.append(where + (f" (did you mean {close[0]}?)" if close else ""))
+            continue
+        for nested in _models_in(fields[key]):
+            items = enumerate(value) if isinstance(value, list) else ((None, value),)
+            for index, item in items:
+                inner = where if index is None else f"{where}.{index}"
+                problems += unknown_keys(nested, item, inner)
+    return problems
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models in `X`, `list[X]`, `Optional[X]` or `dict | X`."""
+    if get_origin(annotation) in (Union, types.UnionType, list):
+        return [model for part in get_args(annotation) for model in _models_in(part)]
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return [annotation] if is_model else []

@@ -1,0 +1,122 @@
+"""A Serve YAML is checked whole before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.cli import servefile
+from paceline.errors import ConfigError
+
+GOOD: dict[str, Any] = {
+    "http_options": {"host": "127.0.0.1", "port": 8000},
+    "applications": [
+        {
+            "name": "paceline",
+            "import_path": "paceline.app:build_app",
+            "args": {"target": {"model": {"source": "a"}}, "draft": {"model": {"source": "b"}}},
+            "deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpus": 0.1}}],
+        }
+    ],
+}
+
+
+def write(folder: Path, changes: dict[str, Any], application: dict[str, Any]) -> Path:
+    data = {**GOOD, "applications": [{**GOOD["applications"][0], **application}], **changes}
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def test_sources_and_the_served_name(tmp_path: Path) -> None:
+    file = servefile.load(write(tmp_path, {}, {}))
+    assert file.sources == ["a", "b"]
+    assert file.served_model_name == "toy"
+
+
+def test_the_same_model_twice_is_one_source(tmp_path: Path) -> None:
+    assert servefile.load(write(tmp_path, {}, {"args": {}})).sources == ["toy"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "application", "problem"),
+    [
+        ({"http_option": {}}, {}, "unknown key http_option (did you mean http_options?)"),
+        ({"http_options": {"zzz": 1}}, {}, "unknown key http_options.zzz"),
+        (
+            {},
+            {"deployments": [{"name": "Gateway", "max_ongoing_request": 3}]},
+            "unknown key applications.0.deployments.0.max_ongoing_request "
+            "(did you mean max_ongoing_requests?)",
+        ),
+        (
+            {},
+            {"deployments": [{"name": "Gateway", "ray_actor_options": {"num_cpu": 1}}]},
+            "unknown key applications.0.deployments.0.ray_actor_options.num_cpu "
+            "(did you mean num_cpus?)",
+        ),
+        (
+            {},
+            {"deployments": [{"name": "Gateway", "autoscaling_config": {"min_replica": 1}}]},
+            "unknown key applications.0.deployments.0.autoscaling_config.min_replica "
+            "(did you mean min_replicas?)",
+        ),
+        (
+            {},
+            {"args": {"target": {"modle": {}}}},
+            "unknown key applications.0.args.target.modle",
+        ),
+        (
+            {},
+            {"args": {"speculation": {"num_speculative_tokens": 0}}},
+            "applications.0.args.speculation.num_speculative_tokens: "
+            "Input should be greater than or equal to 1",
+        ),
+        (
+            {},
+            {"import_path": "other:app"},
+            "no application has import_path paceline.app:build_app",
+        ),
+    ],
+)
+def test_each_wrong_key_is_named(
+    tmp_path: Path, changes: dict[str, Any], application: dict[str, Any], problem: str
+) -> None:
+    path = write(tmp_path, changes, application)
+    with pytest.raises(ConfigError) as caught:
+        servefile.load(path)
+    assert str(caught.value) == f"{path}: {problem}"
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, {"zzz": 1}, {"args": {"yyy": 1}, "deployments": [{"nam": "x"}]})
+    with pytest.raises(ConfigError) as caught:
+        servefile.load(path)
+    message = str(caught.value)
+    assert "unknown key zzz" in message
+    assert "unknown key applications.0.deployments.0.nam" in message
+
+
+def test_free_form_keys_stay_free(tmp_path: Path) -> None:
+    deployment = {"name": "Gateway", "user_config": {"anything": 1}}
+    servefile.load(write(tmp_path, {}, {"deployments": [deployment]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- a", "is not a Serve config"),
+        ("", "is not a Serve config"),
+    ],
+)
+def test_what_is_no_serve_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        servefile.load(path)
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
+        servefile.load(tmp_path / "none.yaml")

@@ -1,0 +1,115 @@
+"""The one configuration tree, every Serve YAML that we ship, and the README's table."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from paceline.cli import config_table, servefile
+from paceline.config import AppConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVE_FILES = sorted((ROOT / "deploy" / "serve").glob("*.yaml"))
+TABLE_BEGIN, TABLE_END = "<!-- config-table -->\n", "<!-- /config-table -->\n"
+DEPLOYMENTS = {"Gateway", "TargetReplica", "DraftReplica", "Controller"}
+CORES = 2
+
+
+def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
+    kinds = [field.annotation for field in model.model_fields.values()]
+    below = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
+    return [model, *(inner for kind in below for inner in models_in(kind))]
+
+
+def test_there_are_serve_files() -> None:
+    assert [path.name for path in SERVE_FILES] == ["smollm2.yaml", "toy.yaml"]
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
+def test_serve_file_is_valid_and_has_no_unknown_key(path: Path) -> None:
+    file = servefile.load(path)
+    assert len(file.apps) == 1
+    assert file.schema.http_options.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
+def test_serve_file_fits_on_two_cores(path: Path) -> None:
+    (application,) = yaml.safe_load(path.read_text())["applications"]
+    deployments = application["deployments"]
+    assert {d["name"] for d in deployments} == DEPLOYMENTS
+    cpus = sum(d["num_replicas"] * d["ray_actor_options"]["num_cpus"] for d in deployments)
+    assert cpus <= CORES
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
+def test_serve_admits_more_than_our_own_limits(path: Path) -> None:
+    """Else Serve would queue without a word where we answer 429."""
+    file = servefile.load(path)
+    (application,) = yaml.safe_load(path.read_text())["applications"]
+    limit = {d["name"]: d["max_ongoing_requests"] for d in application["deployments"]}
+    (app,) = file.apps
+    assert limit["Gateway"] > app.gateway.max_concurrent_requests
+    assert limit["TargetReplica"] > app.target.max_num_seqs + app.target.max_queued_seqs
+
+
+def test_every_field_says_what_it_means() -> None:
+    silent = [
+        f"{model.__name__}.{name}"
+        for model in models_in(AppConfig)
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert silent == []
+
+
+def test_every_section_is_frozen_and_refuses_unknown_keys() -> None:
+    for model in models_in(AppConfig):
+        assert model.model_config["frozen"] is True
+        assert model.model_config["extra"] == "forbid"
+
+
+def test_the_defaults_run_the_toy_model() -> None:
+    config = AppConfig()
+    assert (config.target.model.source, config.draft.model.source) == ("toy", "toy")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"target": {"port_min": 6000, "port_max": 5999}}, "port_max must be >= target.port_min"),
+        ({"target": {"max_num_seqs": 64, "max_rows_per_pass": 32}}, "must be >= target.max_num"),
+        ({"speculation": {"num_speculative_tokens": 8, "max_draft_ahead": 4}}, "max_draft_ahead"),
+        ({"targets": {}}, "Extra inputs are not permitted"),
+        ({"speculation": {"method": "magic"}}, "Input should be 'model' or 'off'"),
+    ],
+)
+def test_contradictions_are_refused(data: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AppConfig.model_validate(data)
+
+
+def test_readme_has_the_table_of_the_schema() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split(TABLE_BEGIN)[1].split(TABLE_END)[0]
+    assert table == config_table.markdown_table(), "run `paceline config-table` and paste it"
+
+
+def test_serve_can_see_the_class_of_the_builders_argument() -> None:
+    """With postponed annotations Serve would hand `build_app` a plain dict, silently."""
+    source = (ROOT / "services" / "paceline" / "app.py").read_text(encoding="utf-8")
+    futures = [
+        alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for alias in node.names
+    ]
+    assert "annotations" not in futures
+    from paceline.app import build_app
+
+    (parameter,) = inspect.signature(build_app).parameters.values()
+    assert parameter.annotation is AppConfig
