@@ -35,7 +35,8 @@ def build_app(config: AppConfig) -> Application:
         # The gateway never calls it: it is bound so that Serve deploys it with the application.
         draft = serve.deployment(name="DraftReplica", graceful_shutdown_timeout_s=10, **_HEALTH)
         bound.append(draft(DraftReplica).bind(config, controller))
-    return Gateway.bind(
+    gateway = serve.deployment(name="Gateway", max_ongoing_requests=1024, **_HEALTH)(Gateway)
+    return gateway.bind(
         config.gateway,
         config.target.model.source,
         config.target.model.max_model_len,

@@ -6,6 +6,7 @@ the drafts. It does not know sequences, acceptance or Serve.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,35 +51,64 @@ def assign(
     size = min(len(targets), targets_per_draft)
     if size == len(targets):
         return {draft: tuple(sorted(targets)) for draft in drafts}
-    total = size * len(drafts)
-    floor, spare = divmod(total, len(targets))
-    kept: dict[str, list[str]] = {draft: [] for draft in drafts}
-    coverage: Counter[str] = Counter(dict.fromkeys(targets, 0))
-    for draft in sorted(drafts):
-        for target in (previous or {}).get(draft, ()):
-            allowed = floor + (1 if spare > 0 and coverage[target] == floor else 0)
-            if target in coverage and coverage[target] < allowed and len(kept[draft]) < size:
-                spare -= coverage[target] == floor
-                coverage[target] += 1
-                kept[draft].append(target)
-    _fill(kept, coverage, size)
+    kept = _keep(sorted(targets), sorted(drafts), size, previous or {})
+    _fill(kept, targets, size)
     return {draft: tuple(sorted(mine)) for draft, mine in kept.items()}
 
 
-def _fill(kept: dict[str, list[str]], coverage: Counter[str], size: int) -> None:
+def _keep(
+    targets: Sequence[str],
+    drafts: Sequence[str],
+    size: int,
+    previous: Mapping[str, tuple[str, ...]],
+) -> dict[str, list[str]]:
+    """The pairs of `previous` that fit a balanced coverage; what must go is spread over drafts."""
+    floor, spare = divmod(size * len(drafts), len(targets))
+    kept = {draft: list(previous.get(draft, ())) for draft in drafts}
+    holders: dict[str, list[str]] = {target: [] for target in targets}
+    for draft, mine in kept.items():
+        mine[:] = [target for target in mine if target in holders][:size]
+        for target in mine:
+            holders[target].append(draft)
+    num_dropped = dict.fromkeys(drafts, 0)
+    for target, mine in holders.items():
+        allowed = floor
+        if len(mine) > floor and spare > 0:
+            allowed, spare = floor + 1, spare - 1
+        mine.sort(key=lambda draft: (num_dropped[draft], draft))
+        for draft in mine[: max(0, len(mine) - allowed)]:
+            kept[draft].remove(target)
+            num_dropped[draft] += 1
+    return kept
+
+
+def _fill(kept: dict[str, list[str]], targets: Sequence[str], size: int) -> None:
     """Give every draft `size` targets, always the least covered it lacks; then even out."""
+    fixed = {draft: frozenset(mine) for draft, mine in kept.items()}
+    coverage = Counter(dict.fromkeys(targets, 0))
+    for mine in kept.values():
+        coverage.update(mine)
+    heap = [(count, target) for target, count in coverage.items()]
+    heapq.heapify(heap)
     for draft in sorted(kept):
+        popped: list[tuple[int, str]] = []
         while len(kept[draft]) < size:
-            target = min((c, t) for t, c in coverage.items() if t not in kept[draft])[1]
-            kept[draft].append(target)
-            coverage[target] += 1
-    for _ in range(len(kept) * size):
+            count, target = heapq.heappop(heap)
+            if target not in fixed[draft]:
+                kept[draft].append(target)
+                count += 1
+            popped.append((count, target))
+        for entry in popped:
+            heapq.heappush(heap, entry)
+    coverage.update({target: count - coverage[target] for count, target in heap})
+    while True:
         low = min((c, t) for t, c in coverage.items())[1]
         high = max((c, t) for t, c in coverage.items())[1]
         if coverage[high] - coverage[low] <= 1:
             return
-        movable = (d for d in sorted(kept) if high in kept[d] and low not in kept[d])
-        draft = next(movable)
+        # One exists: more drafts hold `high` than hold `low`. A new pair moves before an old one.
+        movable = (d for d in kept if high in kept[d] and low not in kept[d])
+        draft = min(movable, key=lambda d: (high in fixed[d], d))
         kept[draft][kept[draft].index(high)] = low
         coverage[high] -= 1
         coverage[low] += 1
@@ -93,6 +123,8 @@ class Registry:
     _targets: dict[str, tuple[TargetReport, float]] = field(default_factory=dict)
     _drafts: dict[str, tuple[DraftReport, float]] = field(default_factory=dict)
     _assignment: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # The replicas that `_assignment` was made for: most heartbeats change nothing.
+    _assigned_for: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
     def report_target(self, report: TargetReport, now_s: float) -> None:
         # A restarted replica may come back on the same address under another id.
@@ -122,12 +154,13 @@ class Registry:
         limit = now_s - self.timeout_s
         self._targets = {k: v for k, v in self._targets.items() if v[1] >= limit}
         self._drafts = {k: v for k, v in self._drafts.items() if v[1] >= limit}
-        self._assignment = assign(
-            [report.address for report, _ in self._targets.values()],
-            list(self._drafts),
-            self.targets_per_draft,
-            self._assignment,
-        )
+        addresses = {report.address for report, _ in self._targets.values()}
+        members = (addresses, set(self._drafts))
+        if members != self._assigned_for:
+            self._assigned_for = members
+            self._assignment = assign(
+                sorted(addresses), sorted(self._drafts), self.targets_per_draft, self._assignment
+            )
 
     def targets(self) -> list[TargetReport]:
         return [report for report, _ in self._targets.values()]

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +20,8 @@ from paceline.generation import GenerateRequest, RoundDelta
 from paceline.target.driver import TargetDriver
 
 logger = logging.getLogger("ray.serve")
+
+WILDCARD_HOSTS = ("0.0.0.0", "::")
 
 
 class TargetReplica:
@@ -34,11 +37,20 @@ class TargetReplica:
         self._driver = TargetDriver(EngineWorker(engine), config, replica_id, boot_id)
         await self._driver.start()
         self._replica_id, self._boot_id = replica_id, boot_id
+        self._host = config.target.host
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s, lambda: self._report(controller)
         )
         self._heartbeats.start()
-        logger.info("target %s serves drafts at %s", replica_id, self._driver.server.address)
+        logger.info("target %s serves drafts at %s", replica_id, self.address)
+
+    @property
+    def address(self) -> str:
+        """host:port that a draft on another node can dial."""
+        server = self._driver.server
+        if self._host in WILDCARD_HOSTS:
+            return f"{ray.util.get_node_ip_address()}:{server.port}"
+        return server.address
 
     async def _report(self, controller: DeploymentHandle) -> None:
         scheduler = self._driver.scheduler
@@ -46,7 +58,7 @@ class TargetReplica:
             {
                 "replica_id": self._replica_id,
                 "boot_id": self._boot_id,
-                "address": self._driver.server.address,
+                "address": self.address,
                 "pid": os.getpid(),
                 "num_running": scheduler.num_running,
                 "num_waiting": scheduler.num_waiting,

@@ -82,6 +82,7 @@ class DraftDesk:
             return
         sequence.draft_id = sequence.last_draft_id = link_id
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
+        sequence.arrivals.clear()  # the window that they describe is emptied
         link.sessions.add(session.session_id)
         link.outbox.append(session.reopen())
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
@@ -163,6 +164,9 @@ class DraftDesk:
             sequence.open_pause_us = 0
             return
         self.counts[opened.status] += 1
+        link = self.pool.get(link_id)
+        if link is not None and opened.status is OpenStatus.BUSY:
+            link.busy_until_us = now_us + int(self._config.redial_min_s * _US)
         self._detach_sequence(sequence, now_us)
 
     def _nack(self, sequence: Sequence, nack: Nack) -> None:

@@ -124,7 +124,8 @@ class Scheduler:
                 "max_tokens",
                 "context_length_exceeded",
             )
-        if len(self._waiting) >= self.config.max_queued_seqs and not self._fits(num_blocks):
+        must_wait = bool(self._waiting) or not self._fits(num_blocks)
+        if must_wait and len(self._waiting) >= self.config.max_queued_seqs:
             raise OverloadedError(
                 f"{len(self._waiting)} requests are queued (target.max_queued_seqs)",
                 None,
@@ -228,8 +229,8 @@ class Scheduler:
         until_us = self._lone_hold(now_us)
         if until_us is not None:
             return Hold(until_us)
-        entries = self._decode_entries() + self._prefill_entries()
-        return PassPlan(tuple(entries))
+        decodes, rows_left = self._decode_entries()
+        return PassPlan((*decodes, *self._prefill_entries(rows_left)))
 
     def _lone_hold(self, now_us: int) -> int | None:
         if len(self._running) != 1 or self._waiting:
@@ -247,10 +248,10 @@ class Scheduler:
                 self.policy.record_wait(hit=False)
                 return None
         want = min(sequence.max_draft, session.limit_position - session.committed_len)
-        since_us = sequence.ready_us
-        if not session.is_flushed:
-            since_us = max(sequence.last_arrival_us, 0) or since_us
-        outlook = WindowOutlook(have, want, since_us, session.is_flushed)
+        # Nothing here after a flush: the draft must hear our last verdict before it can go on.
+        is_due = session.is_flushed and have == 0
+        since_us = sequence.ready_us if is_due else sequence.last_arrival_us or sequence.ready_us
+        outlook = WindowOutlook(have, want, since_us, is_due)
         until_us = self.policy.wait_until(outlook, sequence.acceptance.rate, now_us)
         until_us = min(until_us, sequence.ready_us + self.policy.max_wait_us)
         if until_us <= now_us:
@@ -259,25 +260,34 @@ class Scheduler:
         sequence.hold_until_us, sequence.hold_have = until_us, have
         return until_us
 
-    def _decode_entries(self) -> list[PassEntry]:
+    def _decode_entries(self) -> tuple[list[PassEntry], int]:
+        """One row for every sequence that can decode, its proposals while rows last."""
         decoding = [s for s in map(self._sequences.__getitem__, self._running) if s.is_decoding]
-        spare = self.config.max_rows_per_pass - len(decoding)
+        rows_left = self.config.max_rows_per_pass - len(decoding)
+        draft_rows = rows_left - self._prefill_share(rows_left)
         entries = []
         for sequence in decoding:
-            draft = sequence.session.begin_verify(min(sequence.max_draft, spare))
-            spare -= len(draft)
+            draft = sequence.session.begin_verify(min(sequence.max_draft, draft_rows))
+            draft_rows -= len(draft)
+            rows_left -= len(draft)
             entries.append(self._entry(sequence, sequence.session.committed_len - 1, None, draft))
-        self._rows_left = spare
-        return entries
+        return entries, rows_left
 
-    def _prefill_entries(self) -> list[PassEntry]:
+    def _prefill_share(self, rows_left: int) -> int:
+        """Rows that proposals leave to prompts: a proposal is a bet, a prompt is work."""
+        running = map(self._sequences.__getitem__, self._running)
+        missing = sum(s.session.committed_len - s.cached_len for s in running if not s.is_decoding)
+        return min(missing, -(-rows_left // 2))
+
+    def _prefill_entries(self, rows_left: int) -> list[PassEntry]:
         entries = []
         for sequence in map(self._sequences.__getitem__, self._running):
-            if sequence.is_decoding or self._rows_left < 1:
+            # `in_pass`: it is a decode of this very pass.
+            if sequence.in_pass or sequence.is_decoding or rows_left < 1:
                 continue
             start, end = sequence.cached_len, sequence.session.committed_len
-            stop = min(end, start + self._rows_left)
-            self._rows_left -= stop - start
+            stop = min(end, start + rows_left)
+            rows_left -= stop - start
             if stop == end:
                 sequence.session.begin_verify(0)
             entries.append(self._entry(sequence, start, stop, ()))
@@ -306,7 +316,7 @@ class Scheduler:
         """Commit a pass; returns each sequence's delta. Verdicts are in the drafts' outboxes."""
         self.stats.num_passes += 1
         self.stats.num_rows += plan.num_rows
-        if all(entry.item.num_samples for entry in plan.entries):
+        if all(e.item.num_samples == len(e.item.token_ids) for e in plan.entries):  # no prefill
             self.policy.pass_us.update(times.ended_us - times.started_us)
         deltas = []
         for entry, result in zip(plan.entries, results, strict=True):

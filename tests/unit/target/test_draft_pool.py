@@ -1,0 +1,118 @@
+"""Which draft takes a sequence, and what is queued for it."""
+
+import pytest
+
+from paceline.protocol.draft_table import SUPPORTED_MODES
+from paceline.protocol.messages import CloseReason, CloseSession, Hello
+from paceline.sampling.params import VerificationMode
+from paceline.target.draft_pool import DraftPool
+
+GREEDY, COUPLED = VerificationMode.GREEDY, VerificationMode.COUPLED
+
+
+def hello(*, max_sessions=8, modes=SUPPORTED_MODES):
+    return Hello(1, "b", "d", "toy", 64, "", 512, max_sessions, modes)
+
+
+def message(number):
+    return CloseSession(number, 1, CloseReason.FINISHED)
+
+
+@pytest.fixture
+def pool():
+    made = DraftPool(max_strikes=3)
+    for link_id in (1, 2):
+        made.attach(link_id, hello())
+    return made
+
+
+class TestChoose:
+    def test_nobody(self):
+        assert DraftPool(3).choose(GREEDY, 0) is None
+
+    def test_the_first_of_equals(self, pool):
+        assert pool.choose(GREEDY, 0) == 1
+
+    def test_the_least_loaded(self, pool):
+        pool.get(1).sessions.update({5, 6})
+        pool.get(2).sessions.add(7)
+        assert pool.choose(GREEDY, 0) == 2
+
+    def test_avoid(self, pool):
+        pool.get(2).sessions.update({5, 6})
+        assert pool.choose(GREEDY, 0, avoid=1) == 2
+
+    def test_avoid_is_the_last_resort(self, pool):
+        pool.detach(2)
+        assert pool.choose(GREEDY, 0, avoid=1) == 1
+
+    def test_draining(self, pool):
+        pool.get(1).is_draining = True
+        assert pool.choose(GREEDY, 0) == 2
+        pool.get(2).is_draining = True
+        assert pool.choose(GREEDY, 0) is None
+
+    def test_busy_for_a_while(self, pool):
+        pool.get(1).busy_until_us = 100
+        assert [pool.choose(GREEDY, now) for now in (0, 99, 100)] == [2, 2, 1]
+
+    def test_full(self):
+        pool = DraftPool(3)
+        pool.attach(1, hello(max_sessions=2))
+        pool.get(1).sessions.add(5)
+        assert pool.choose(GREEDY, 0) == 1
+        pool.get(1).sessions.add(6)
+        assert pool.choose(GREEDY, 0) is None
+
+    def test_modes(self):
+        pool = DraftPool(3)
+        pool.attach(1, hello(modes=(GREEDY,)))
+        pool.attach(2, hello(modes=(COUPLED,)))
+        assert [pool.choose(mode, 0) for mode in (GREEDY, COUPLED)] == [1, 2]
+        assert pool.choose(VerificationMode.BLOCK, 0) is None
+
+
+class TestLinks:
+    def test_detach_returns_what_it_served(self, pool):
+        pool.get(1).sessions.update({5, 6})
+        assert pool.detach(1) == {5, 6}
+        assert len(pool) == 1
+        assert pool.get(1) is None
+        assert pool.detach(1) == set()
+        assert list(pool.links()) == [2]
+
+    def test_release(self, pool):
+        pool.get(1).sessions.update({5, 6})
+        pool.release(1, 5)
+        pool.release(1, 99)
+        pool.release(None, 6)
+        pool.release(9, 6)
+        assert pool.get(1).sessions == {6}
+
+    def test_strikes(self, pool):
+        pool.strike(9)
+        for _ in range(2):
+            pool.strike(1)
+        assert pool.take_outlaws() == []
+        pool.strike(1)
+        assert pool.take_outlaws() == [1]
+
+
+class TestOutbox:
+    def test_in_order_per_link_and_once(self, pool):
+        pool.send(2, message(1))
+        pool.send(1, message(2))
+        pool.send(2, message(3))
+        assert pool.take_outbox() == {1: [message(2)], 2: [message(1), message(3)]}
+        assert pool.take_outbox() == {}
+
+    def test_to_nobody(self, pool):
+        pool.send(None, message(1))
+        pool.send(9, message(1))
+        assert pool.take_outbox() == {}
+
+    def test_what_was_taken_does_not_grow(self, pool):
+        pool.send(1, message(1))
+        taken = pool.take_outbox()
+        pool.send(1, message(2))
+        assert taken == {1: [message(1)]}
