@@ -27,6 +27,9 @@ from paceline.sampling.acceptance import Acceptance
 from paceline.sampling.params import SamplingParams, VerificationMode
 
 
+MAX_POSITION = 2**31 - 1
+
+
 class Disposition(StrEnum):
     """What became of a `DraftTokens` message; everything but KEPT changed nothing."""
 
@@ -95,6 +98,7 @@ class TargetSession:
         self._open_len = self.prompt_len
         # Largest limit ever granted in this epoch: a credit is never taken back.
         self._granted_limit = 0
+        self._draft_max_len = MAX_POSITION
         # Newest round after which proposals in flight may rest on tokens we did not commit.
         self._flush_round = 0
         # Round at the last open: whatever a draft says in this epoch, it has seen that much.
@@ -127,12 +131,16 @@ class TargetSession:
     @property
     def limit_position(self) -> int:
         """No proposal at or beyond it: the last output token is always the target's own."""
-        return min(self.committed_len + self.max_draft_ahead, self.end_len - 1)
+        return min(self.committed_len + self.max_draft_ahead, self.end_len - 1, self._draft_max_len)
 
     # -- the link ---------------------------------------------------------------------------
 
-    def reopen(self) -> OpenSession:
-        """Hand the sequence to a (new) draft: the epoch rises, the window is emptied."""
+    def reopen(self, draft_max_len: int = MAX_POSITION) -> OpenSession:
+        """Hand the sequence to a (new) draft: the epoch rises, the window is emptied.
+
+        `draft_max_len` is that draft's own context limit: no credit goes beyond it.
+        """
+        self._draft_max_len = draft_max_len
         self.link = next_state(self.link, LinkEvent.REOPEN)
         self.epoch += 1
         self.log.truncate(self.committed_len)

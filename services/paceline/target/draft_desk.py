@@ -74,9 +74,11 @@ class DraftDesk:
         session = sequence.session
         if session.link is not LinkState.LOST or not sequence.max_draft:
             return
-        if now_us < sequence.next_open_us or session.limit_position <= session.committed_len:
+        if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
             return
-        link_id = self.pool.choose(session.mode, now_us, avoid=sequence.last_draft_id)
+        link_id = self.pool.choose(
+            session.mode, now_us, avoid=sequence.last_draft_id, length=session.committed_len
+        )
         link = None if link_id is None else self.pool.get(link_id)
         if link_id is None or link is None:
             return
@@ -84,7 +86,7 @@ class DraftDesk:
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
         sequence.arrivals.clear()  # the window that they describe is emptied
         link.sessions.add(session.session_id)
-        link.outbox.append(session.reopen())
+        link.outbox.append(session.reopen(link.hello.max_model_len))
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
 
     def close(self, sequence: Sequence) -> None:

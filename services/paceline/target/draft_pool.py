@@ -48,14 +48,20 @@ class DraftPool:
     def links(self) -> dict[int, DraftLink]:
         return self._links
 
-    def choose(self, mode: VerificationMode, now_us: int, avoid: int | None = None) -> int | None:
-        """The least loaded draft that may take one more sequence; `avoid` only as a last resort."""
+    def choose(
+        self, mode: VerificationMode, now_us: int, avoid: int | None = None, length: int = 0
+    ) -> int | None:
+        """The least loaded draft that may take one more sequence; `avoid` only as a last resort.
+
+        A draft whose own context ends at or before `length` tokens could not propose anything.
+        """
         candidates = [
             (link_id == avoid, len(link.sessions), link_id)
             for link_id, link in self._links.items()
             if mode in link.hello.modes
             and not link.is_draining
             and link.busy_until_us <= now_us
+            and link.hello.max_model_len > length
             and len(link.sessions) < link.hello.max_sessions
         ]
         return min(candidates)[2] if candidates else None

@@ -389,3 +389,11 @@ class TestLink:
         assert session.link is LinkState.CLOSED
         with pytest.raises(LocalProtocolError):
             session.reopen()
+
+
+def test_no_credit_beyond_the_drafts_own_context():
+    session = make(ahead=16)
+    assert session.reopen(draft_max_len=8).limit_position == 8
+    assert session.limit_position == 8
+    session.lose_draft()
+    assert session.reopen().limit_position == len(PROMPT) + 16

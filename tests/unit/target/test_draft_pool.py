@@ -46,6 +46,10 @@ class TestChoose:
         pool.detach(2)
         assert pool.choose(GREEDY, 0, avoid=1) == 1
 
+    def test_a_context_too_short_for_the_sequence(self, pool):
+        assert pool.choose(GREEDY, 0, length=511) == 1
+        assert pool.choose(GREEDY, 0, length=512) is None
+
     def test_draining(self, pool):
         pool.get(1).is_draining = True
         assert pool.choose(GREEDY, 0) == 2
