@@ -181,3 +181,10 @@ class AppConfig(_Section):
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
     )
+
+    @model_validator(mode="after")
+    def _outbox(self) -> AppConfig:
+        # One pass queues at most a verdict and an open or close per sequence.
+        if self.rpc.max_outbox_messages < 2 * self.target.max_num_seqs:
+            raise ValueError("rpc.max_outbox_messages must be >= 2 * target.max_num_seqs")
+        return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Literal
 
 from paceline.config import AppConfig
 from paceline.draft.driver import DraftDriver
@@ -79,7 +80,7 @@ def request(
     seed: int = 0,
     max_tokens: int = 64,
     draft_tokens: int | None = None,
-    method: str = "model",
+    method: Literal["model", "off"] = "model",
     prompt: tuple[int, ...] = PROMPT,
 ) -> GenerateRequest:
     return GenerateRequest(
@@ -87,7 +88,7 @@ def request(
         prompt_token_ids=prompt,
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=temperature, seed=seed),
-        speculation=SpeculationRequest(method=method, max_tokens=draft_tokens),  # type: ignore[arg-type]
+        speculation=SpeculationRequest(method, draft_tokens),
     )
 
 

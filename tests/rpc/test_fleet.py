@@ -6,6 +6,7 @@ import asyncio
 import random
 
 import pytest
+
 from tests.rpc import fleet
 
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 
 import grpc
 import pytest
-from tests.rpc import messages as m
-from tests.rpc import wire
 
 from paceline.protocol.messages import Bye, Hello, Pong, TargetMessage
 from paceline.rpc.client import dial
@@ -20,6 +18,8 @@ from paceline.rpc.codec import encode_draft, encode_target
 from paceline.rpc.errors import StreamClosed, StreamLost
 from paceline.rpc.stream import TargetStream
 from paceline.rpc.v1 import speculation_pb2 as pb
+from tests.rpc import messages as m
+from tests.rpc import wire
 
 pytestmark = pytest.mark.timeout(60)
 no_orphans = pytest.fixture(autouse=True)(wire.no_orphans)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from tests.serve.conftest import WAIT_S, Service, poll
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]

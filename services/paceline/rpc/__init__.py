@@ -1,0 +1,1 @@
+"""The wire between drafts and targets; the only folder that imports grpc or generated code."""

@@ -1,0 +1,241 @@
+"""Protobuf -> messages: everything that a peer can say is checked here, once. Pure.
+
+Every function either returns messages that hold all the promises of `protocol.messages`, or
+raises `RemoteProtocolError` with a sentence. Knows no stream, no checksum and no session: whether
+a message makes sense *now* is the sessions' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from paceline.errors import RemoteProtocolError
+from paceline.protocol.messages import (
+    TRACE_CONTEXT_BYTES,
+    Bye,
+    CloseSession,
+    DraftTokens,
+    Drain,
+    Hello,
+    Nack,
+    Opened,
+    OpenSession,
+    Ping,
+    Pong,
+    Verdict,
+    Welcome,
+)
+from paceline.rpc.enums import CLOSE_REASONS, MODES, OPEN_STATUSES, known
+from paceline.rpc.limits import (
+    MAX_COUNTER,
+    MAX_INT,
+    MAX_MODES,
+    MAX_REASON_CHARS,
+    WireLimits,
+    check_name,
+    check_printable,
+    check_range,
+)
+from paceline.rpc.v1 import speculation_pb2 as pb
+from paceline.sampling.params import SamplingParams, VerificationMode
+
+Item = TypeVar("Item")
+
+
+def _hello(wire: pb.Hello, _limits: WireLimits) -> list[Hello]:
+    return [
+        Hello(
+            protocol_version=wire.protocol_version,
+            boot_id=check_name("boot_id", wire.boot_id),
+            replica_id=check_name("replica_id", wire.replica_id),
+            model_id=check_name("model_id", wire.model_id),
+            # Not compared with ours here: a mismatch gets a sentence of its own.
+            vocab_size=check_range("vocab_size", wire.vocab_size, 1, MAX_INT),
+            tokenizer_hash=check_name("tokenizer_hash", wire.tokenizer_hash),
+            max_model_len=check_range("max_model_len", wire.max_model_len, 1, MAX_INT),
+            max_sessions=check_range("max_sessions", wire.max_sessions, 1, MAX_INT),
+            modes=_modes(wire),
+        )
+    ]
+
+
+def _modes(wire: pb.Hello) -> tuple[VerificationMode, ...]:
+    """A capability that we do not know is one that we never use, so it is skipped."""
+    if len(wire.modes) > MAX_MODES:
+        raise RemoteProtocolError(f"{len(wire.modes)} modes, at most {MAX_MODES} allowed")
+    return tuple(MODES[number] for number in wire.modes if number in MODES)
+
+
+def _welcome(wire: pb.Welcome, _limits: WireLimits) -> list[Welcome]:
+    return [
+        Welcome(
+            protocol_version=wire.protocol_version,
+            boot_id=check_name("boot_id", wire.boot_id),
+            replica_id=check_name("replica_id", wire.replica_id),
+            model_id=check_name("model_id", wire.model_id),
+            vocab_size=check_range("vocab_size", wire.vocab_size, 1, MAX_INT),
+            tokenizer_hash=check_name("tokenizer_hash", wire.tokenizer_hash),
+        )
+    ]
+
+
+def _sampling(wire: pb.OpenSession) -> SamplingParams:
+    if not wire.HasField("sampling"):
+        raise RemoteProtocolError("an OpenSession without sampling parameters")
+    sampling = wire.sampling
+    try:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            choice=sampling.choice,
+        )
+    except ValueError as error:  # out of range; NaN and infinities too
+        raise RemoteProtocolError(str(error)) from error
+
+
+def _open_session(wire: pb.OpenSession, limits: WireLimits) -> OpenSession:
+    token_ids = tuple(wire.token_ids)
+    limits.check_token_ids(token_ids)
+    return OpenSession(
+        session_id=wire.session_id,
+        epoch=wire.epoch,
+        prompt_len=check_range("prompt_len", wire.prompt_len, 1, len(token_ids)),
+        token_ids=token_ids,
+        sampling=_sampling(wire),
+        mode=known("verification mode", MODES, wire.mode),
+        limit_position=check_range("limit_position", wire.limit_position, 0, MAX_INT),
+    )
+
+
+def _opened(wire: pb.Opened, _limits: WireLimits) -> Opened:
+    status = known("open status", OPEN_STATUSES, wire.status)
+    return Opened(wire.session_id, wire.epoch, status)
+
+
+def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
+    token_ids = tuple(wire.token_ids)
+    limits.check_token_ids(token_ids)
+    start, last_round = wire.start, wire.last_round
+    draft_us, sent_us = wire.draft_us, wire.sent_us
+    if start + len(token_ids) > MAX_INT:
+        raise RemoteProtocolError(f"positions {start} + {len(token_ids)} exceed {MAX_INT}")
+    if last_round > MAX_COUNTER or draft_us > MAX_COUNTER or sent_us > MAX_COUNTER:
+        _refuse_counters(last_round=last_round, draft_us=draft_us, sent_us=sent_us)
+    if wire.distributions:
+        raise RemoteProtocolError("draft distributions are not used in protocol version 1")
+    return DraftTokens(
+        wire.session_id,
+        wire.epoch,
+        start,
+        wire.context_hash,
+        token_ids,
+        last_round,
+        draft_us,
+        sent_us,
+    )
+
+
+def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
+    token_ids = tuple(wire.token_ids)
+    limits.check_token_ids(token_ids)
+    start, trace_context = wire.start, wire.trace_context
+    if start + len(token_ids) > MAX_INT:
+        raise RemoteProtocolError(f"positions {start} + {len(token_ids)} exceed {MAX_INT}")
+    if trace_context and len(trace_context) != TRACE_CONTEXT_BYTES:
+        raise RemoteProtocolError(
+            f"a trace context of {len(trace_context)} bytes, 0 or {TRACE_CONTEXT_BYTES} expected"
+        )
+    round_, queue_us, verify_us = wire.round, wire.queue_us, wire.verify_us
+    if round_ > MAX_COUNTER or queue_us > MAX_COUNTER or verify_us > MAX_COUNTER:
+        _refuse_counters(round=round_, queue_us=queue_us, verify_us=verify_us)
+    return Verdict(
+        wire.session_id,
+        wire.epoch,
+        start,
+        token_ids,
+        check_range("num_accepted_tokens", wire.num_accepted_tokens, 0, len(token_ids)),
+        check_range("limit_position", wire.limit_position, 0, MAX_INT),
+        round_,
+        trace_context,
+        queue_us,
+        verify_us,
+    )
+
+
+def _refuse_counters(**values: int) -> None:
+    for name, value in values.items():
+        check_range(name, value, 0, MAX_COUNTER)
+
+
+def _nack(wire: pb.Nack, _limits: WireLimits) -> Nack:
+    return Nack(wire.session_id, wire.epoch, check_range("have_len", wire.have_len, 0, MAX_INT))
+
+
+def _close_session(wire: pb.CloseSession, _limits: WireLimits) -> CloseSession:
+    reason = known("close reason", CLOSE_REASONS, wire.reason)
+    return CloseSession(wire.session_id, wire.epoch, reason)
+
+
+def _ping(wire: pb.Ping, _limits: WireLimits) -> list[Ping]:
+    return [
+        Ping(
+            sent_us=check_range("sent_us", wire.sent_us, 0, MAX_COUNTER),
+            num_sessions=check_range("num_sessions", wire.num_sessions, 0, MAX_INT),
+            queue_len=check_range("queue_len", wire.queue_len, 0, MAX_INT),
+        )
+    ]
+
+
+def _pong(wire: pb.Pong, _limits: WireLimits) -> list[Pong]:
+    return [
+        Pong(
+            ping_sent_us=check_range("ping_sent_us", wire.ping_sent_us, 0, MAX_COUNTER),
+            received_us=check_range("received_us", wire.received_us, 0, MAX_COUNTER),
+        )
+    ]
+
+
+def _drain(_wire: pb.Drain, _limits: WireLimits) -> list[Drain]:
+    return [Drain()]
+
+
+def _bye(wire: pb.Bye, _limits: WireLimits) -> list[Bye]:
+    if len(wire.reason) > MAX_REASON_CHARS:
+        raise RemoteProtocolError(f"a Bye of more than {MAX_REASON_CHARS} characters")
+    return [Bye(check_printable("the reason of a Bye", wire.reason))]
+
+
+def _batch(item: Callable[[Any, WireLimits], Item]) -> Callable[[Any, WireLimits], list[Item]]:
+    def decode(wire: Any, limits: WireLimits) -> list[Item]:
+        limits.check_num_items(len(wire.items))
+        return [item(entry, limits) for entry in wire.items]
+
+    return decode
+
+
+# Keyed by the name of the member that is set in the frame's oneof.
+Decoders = Mapping[str, Callable[[Any, WireLimits], list[Any]]]
+
+_BOTH: Decoders = {
+    "nack": _batch(_nack),
+    "close_session": _batch(_close_session),
+    "ping": _ping,
+    "pong": _pong,
+    "drain": _drain,
+    "bye": _bye,
+}
+DRAFT_DECODERS: Decoders = {
+    "hello": _hello,
+    "opened": _batch(_opened),
+    "draft_tokens": _batch(_draft_tokens),
+    **_BOTH,
+}
+TARGET_DECODERS: Decoders = {
+    "welcome": _welcome,
+    "open_session": _batch(_open_session),
+    "verdict": _batch(_verdict),
+    **_BOTH,
+}

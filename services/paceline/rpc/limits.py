@@ -1,0 +1,98 @@
+"""What a message may contain at most, and the checks that every decoder shares. Pure.
+
+Knows no protobuf type: it sees numbers, strings and lists that came out of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.config import RpcConfig
+from paceline.errors import RemoteProtocolError
+
+MAX_INT = 2**31 - 1  # positions, lengths and counts fit a signed 32-bit tensor index
+MAX_COUNTER = 2**53 - 1  # rounds and microseconds survive a trip through a double
+MAX_NAME_CHARS = 256
+MAX_REASON_CHARS = 1024
+MAX_MODES = 16
+# More than the largest encoding of an entry without its token ids, with every other field set.
+ITEM_OVERHEAD_BYTES = 192
+# More than the checksum, the body's header, the oneof's and the batch's.
+FRAME_OVERHEAD_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """Bounds of one stream; token ids lie below `vocab_size`, which both sides agreed on."""
+
+    vocab_size: int
+    max_message_bytes: int
+    max_items_per_message: int
+    max_tokens_per_item: int
+
+    @classmethod
+    def from_config(cls, config: RpcConfig, vocab_size: int) -> WireLimits:
+        return cls(
+            vocab_size=vocab_size,
+            max_message_bytes=config.max_message_bytes,
+            max_items_per_message=config.max_items_per_message,
+            max_tokens_per_item=config.max_tokens_per_item,
+        )
+
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the largest token id as a varint."""
+        return max(1, ((self.vocab_size - 1).bit_length() + 6) // 7)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """What the entries of one message may weigh."""
+        return self.max_message_bytes - FRAME_OVERHEAD_BYTES
+
+    def item_bytes(self, num_tokens: int) -> int:
+        """An upper bound of the encoding of an entry with so many token ids."""
+        return ITEM_OVERHEAD_BYTES + num_tokens * self.max_token_bytes
+
+    def check_token_ids(self, token_ids: Sequence[int]) -> None:
+        # Runs for every entry of every message: one pass in C, and only a refusal costs more.
+        num_tokens = len(token_ids)
+        if num_tokens == 0:
+            raise RemoteProtocolError("an entry without token ids")
+        if num_tokens > self.max_tokens_per_item:
+            raise RemoteProtocolError(
+                f"an entry with {num_tokens} token ids, at most {self.max_tokens_per_item} allowed"
+            )
+        if max(token_ids) >= self.vocab_size:
+            raise RemoteProtocolError(
+                f"token id {max(token_ids)} is outside the vocabulary of {self.vocab_size}"
+            )
+
+    def check_num_items(self, num_items: int) -> None:
+        if num_items == 0:
+            raise RemoteProtocolError("a batch without entries")
+        if num_items > self.max_items_per_message:
+            raise RemoteProtocolError(
+                f"a batch of {num_items} entries, at most {self.max_items_per_message} allowed"
+            )
+
+
+def check_range(name: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise RemoteProtocolError(f"{name} must be in [{low}, {high}], got {value}")
+    return value
+
+
+def check_name(name: str, value: str) -> str:
+    if not 1 <= len(value) <= MAX_NAME_CHARS:
+        raise RemoteProtocolError(
+            f"{name} must have 1 to {MAX_NAME_CHARS} characters, got {len(value)}"
+        )
+    return check_printable(name, value)
+
+
+def check_printable(name: str, value: str) -> str:
+    """Names and reasons end up in log lines: a peer must not be able to forge one."""
+    if not value.isprintable():
+        raise RemoteProtocolError(f"{name} must be printable")
+    return value
