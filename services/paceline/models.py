@@ -35,6 +35,8 @@ HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja", "*.txt", "LI
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFETENSORS_HEADER_MAX = 100 << 20
 HASH_CHUNK_BYTES = 1 << 20
+ASSETS = Path(__file__).with_name("assets")
+ASSET_DESCRIPTION = "draft.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,31 @@ class Alias:
 
     `recipe` is written into the manifest: a folder made by another recipe is built again.
     `needs` is the alias it is made from, or None when it is made from the downloaded file.
-    `keep_layers` is empty for the whole model.
+    `asset` names a folder of the package with distilled layers; without it (a stripped package)
+    the model is made by keeping only `keep_layers` of the other. Both are empty for a whole model.
     """
 
     name: str
     description: str
     needs: str | None = None
     keep_layers: tuple[int, ...] = ()
+    asset: str | None = None
+
+    @property
+    def asset_folder(self) -> Path | None:
+        folder = ASSETS / self.asset if self.asset else None
+        return folder if folder and (folder / ASSET_DESCRIPTION).is_file() else None
 
     @property
     def recipe(self) -> dict[str, Any]:
+        made: dict[str, Any] = {"keep_layers": list(self.keep_layers)}
+        if folder := self.asset_folder:
+            made = {"asset_sha256": _read_json(folder / ASSET_DESCRIPTION).get("weights_sha256")}
         return {
             "version": RECIPE_VERSION,
             "gguf_sha256": GGUF_SHA256,
             "dtype": STORED_DTYPE,
-            "keep_layers": list(self.keep_layers),
+            **made,
         }
 
 
@@ -82,9 +94,10 @@ ALIASES = {
         Alias("smollm2-135m", "SmolLM2-135M-Instruct, from the 4-bit file in " + WHEEL_REQUIREMENT),
         Alias(
             "smollm2-135m-draft",
-            f"smollm2-135m pruned to {len(DRAFT_KEEP_LAYERS)} of its 30 layers",
+            "a small draft distilled from smollm2-135m; its card is in assets/smollm2-draft",
             needs="smollm2-135m",
             keep_layers=DRAFT_KEEP_LAYERS,
+            asset="smollm2-draft",
         ),
     )
 }

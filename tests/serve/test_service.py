@@ -54,8 +54,9 @@ def test_openai_client_streams_a_chat(service: Service) -> None:
     )
     streamed = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert streamed == whole.choices[0].message.content
-    assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens  # type: ignore[union-attr]
+    assert whole.usage
+    assert chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
 def stream_rounds(service: Service, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -31,7 +31,7 @@ def fetch(name: str, progress: Progress) -> Path:
     if alias.needs is None:
         return models.install(alias, lambda folder: _convert(folder, progress), progress)
     base = fetch(alias.needs, progress)
-    return models.install(alias, lambda folder: _prune(base, alias.keep_layers, folder), progress)
+    return models.install(alias, lambda folder: _make_draft(base, alias, folder), progress)
 
 
 def _convert(folder: Path, progress: Progress) -> None:
@@ -43,10 +43,13 @@ def _convert(folder: Path, progress: Progress) -> None:
     convert_gguf(gguf, folder, dtype=models.STORED_DTYPE)
 
 
-def _prune(base: Path, keep_layers: tuple[int, ...], folder: Path) -> None:
-    from paceline.engine.convert import prune_layers
+def _make_draft(base: Path, alias: models.Alias, folder: Path) -> None:
+    from paceline.engine.convert import compose_draft, prune_layers
 
-    prune_layers(base, keep_layers, folder)
+    if alias.asset_folder:
+        compose_draft(base, alias.asset_folder, folder)
+    else:
+        prune_layers(base, alias.keep_layers, folder)
 
 
 def ensure_gguf(progress: Progress) -> Path:

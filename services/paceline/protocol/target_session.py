@@ -26,7 +26,6 @@ from paceline.protocol.token_log import TokenLog
 from paceline.sampling.acceptance import Acceptance
 from paceline.sampling.params import SamplingParams, VerificationMode
 
-
 MAX_POSITION = 2**31 - 1
 
 

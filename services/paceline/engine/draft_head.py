@@ -1,0 +1,57 @@
+"""An output layer that computes only part of the vocabulary, for small drafts.
+
+A small draft spends more time in its output layer than in all of its layers together. Only a
+draft may be cut like this: the tokens that are left out can never be proposed, which costs a
+little acceptance and never correctness.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import ConfigError
+
+DRAFT_VOCAB = "draft_vocab.json"
+
+
+class SubsetHead(torch.nn.Module):
+    """The rows `token_ids` of an output layer; every other logit is -inf, the width is kept."""
+
+    token_ids: torch.Tensor
+
+    def __init__(self, head: torch.nn.Linear, token_ids: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("token_ids", token_ids.to(head.weight.device))
+        rows = head.weight.detach()[self.token_ids].clone()
+        self.weight = torch.nn.Parameter(rows, requires_grad=False)
+        self.out_features = head.out_features
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = hidden.new_full((*hidden.shape[:-1], self.out_features), float("-inf"))
+        logits[..., self.token_ids] = torch.nn.functional.linear(hidden, self.weight)
+        return logits
+
+
+def cut_head(hf_model: Any, folder: Path) -> None:
+    """Cut the model's output layer to the ids in the folder's `draft_vocab.json`, if it has one."""
+    path = folder / DRAFT_VOCAB
+    if not path.is_file():
+        return
+    token_ids = json.loads(path.read_text(encoding="utf-8"))
+    head = hf_model.get_output_embeddings()
+    if head.bias is not None or not _are_rows(token_ids, head.out_features):
+        raise ConfigError(f"{path} does not fit the model: build or download the draft again")
+    hf_model.set_output_embeddings(SubsetHead(head, torch.tensor(token_ids)))
+
+
+def _are_rows(token_ids: Any, num_rows: int) -> bool:
+    """A non-empty list of ascending row numbers."""
+    if not isinstance(token_ids, list) or not all(isinstance(i, int) for i in token_ids):
+        return False
+    is_ascending = all(left < right for left, right in pairwise(token_ids))
+    return is_ascending and bool(token_ids) and token_ids[0] >= 0 and token_ids[-1] < num_rows

@@ -1,0 +1,66 @@
+"""From a `ModelConfig` to a ready `Engine`: toy, timed toy, or weights from a local folder.
+
+Refuses, with a sentence that says the fix, every model that the engine would compute wrongly.
+Downloads nothing and runs no code from a model folder. torch is imported only when needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline import models
+from paceline.config import ModelConfig
+from paceline.engine.base import Engine, EngineInfo
+from paceline.engine.timed import TimedEngine
+from paceline.engine.toy import ToyEngine
+from paceline.errors import ConfigError
+
+TOY_SOURCES = ("toy", "timed")
+# 256 bytes and one end-of-text id: the byte tokenizer of the toy deployment.
+TOY_VOCAB_SIZE = 257
+TOY_EOS_TOKEN_ID = 256
+TOY_TOKENIZER_HASH = "toy-bytes-257"
+
+
+def load_engine(
+    model: ModelConfig, path: Path | None = None, *, draft_top_n: int | None = None
+) -> Engine:
+    """The engine that `model` describes; `path` is its resolved folder, None for toys.
+
+    `draft_top_n` limits a draft's noise to its most likely tokens (safe only for a draft).
+    `ConfigError` when the folder cannot be served.
+    """
+    if model.source in TOY_SOURCES:
+        return _load_toy(model)
+    if path is None:
+        raise ConfigError(f"model {model.source} needs a folder; resolve it first")
+    # Importing torch takes seconds, which a toy deployment should not pay.
+    from paceline.engine.torch_loader import load_torch_engine
+
+    return load_torch_engine(model, path, draft_top_n=draft_top_n)
+
+
+def load_source(model: ModelConfig, *, draft_top_n: int | None = None) -> Engine:
+    """`load_engine` for whatever `model.source` names: a built-in, a folder, an alias, a Hub id."""
+    path = None if model.source in models.BUILTIN_SOURCES else models.resolve(model.source)
+    return load_engine(model, path, draft_top_n=draft_top_n)
+
+
+def toy_info(model: ModelConfig) -> EngineInfo:
+    """What a toy engine of this configuration announces."""
+    return EngineInfo(
+        model_id=model.source,
+        vocab_size=TOY_VOCAB_SIZE,
+        max_model_len=model.max_model_len,
+        block_size=model.block_size,
+        num_blocks=model.num_kv_blocks,
+        tokenizer_hash=TOY_TOKENIZER_HASH,
+        eos_token_ids=(TOY_EOS_TOKEN_ID,),
+    )
+
+
+def _load_toy(model: ModelConfig) -> Engine:
+    toy = ToyEngine(toy_info(model), error_rate=model.toy_error_rate)
+    if model.source == "toy":
+        return toy
+    return TimedEngine(toy, base_ms=model.toy_step_ms, row_ms=model.toy_row_ms)

@@ -1,0 +1,197 @@
+"""Lays the rows of one pass out flat, and says which of them attend together.
+
+Every item is cut into tiles of at most `MAX_TILE_ROWS` rows. Tiles with equally many rows and
+similar lengths form a group, which is one attention call. Groups lie one after another in the
+flat batch, so each is a slice of it. Knows slots and lengths; no weights, heads or logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline.engine.base import StepItem
+from paceline.engine.blocks import BlockPool
+
+# A long prefill chunk is causal: tile by tile it skips most of the masked half, and the masks
+# stay small (rows x length).
+MAX_TILE_ROWS = 128
+
+# Padding one tile by this many key positions x rows costs about what one more attention call
+# costs (measured on CPU, SmolLM2-135M: about 35 us a call, 0.14 us a position and row).
+CALL_COST_POSITIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows `offset .. offset + num_rows` of item `index`; they see `length` positions at most."""
+
+    index: int
+    offset: int
+    num_rows: int
+    length: int
+
+
+@dataclass(slots=True)
+class AttentionGroup:
+    """One attention call: `num_tiles` x `num_rows` rows of the flat batch, from `first_row`.
+
+    `read` selects slots of the KV pool, num_tiles x `length` of them: a slice when they happen to
+    be consecutive (a view instead of a copy). `mask` is [num_tiles, 1, num_rows, length], 0 or
+    -inf in the model's dtype; None when every row sees everything.
+    """
+
+    first_row: int
+    num_tiles: int
+    num_rows: int
+    length: int
+    read: torch.Tensor | slice
+    mask: torch.Tensor | None
+    # The mask repeated for each query head of a KV head; made by the first layer, used by all.
+    expanded_mask: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class PassPlan:
+    """The flat batch. All index tensors are int64 on the model's device.
+
+    `input_ids`, `position_ids`: [1, rows]. `write`: [rows], the KV slot of each row.
+    `sample_rows`: [samples], rows whose logits are needed, in the order of the items.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    write: torch.Tensor
+    sample_rows: torch.Tensor
+    groups: list[AttentionGroup] = field(default_factory=list)
+
+
+def plan_pass(
+    items: Sequence[StepItem], pool: BlockPool, dtype: torch.dtype, device: torch.device
+) -> PassPlan:
+    """Plan items whose blocks are reserved already (`BlockPool.reserve`)."""
+    blocks = [pool.table(item.sequence_id).blocks for item in items]
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    row_of: dict[tuple[int, int], int] = {}
+    groups: list[AttentionGroup] = []
+    for tiles in group_tiles(cut_tiles(items)):
+        groups.append(
+            _attention_group(tiles, len(token_ids), blocks, pool.block_size, dtype, device)
+        )
+        for tile in tiles:
+            item = items[tile.index]
+            row_of[tile.index, tile.offset] = len(token_ids)
+            start = item.start + tile.offset
+            token_ids.extend(item.token_ids[tile.offset : tile.offset + tile.num_rows])
+            positions.extend(range(start, start + tile.num_rows))
+            slots.extend(_slots(blocks[tile.index], start, tile.num_rows, pool.block_size))
+
+    def as_index(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return PassPlan(
+        input_ids=as_index(token_ids)[None],
+        position_ids=as_index(positions)[None],
+        write=as_index(slots),
+        sample_rows=as_index(_sample_rows(items, row_of)),
+        groups=groups,
+    )
+
+
+def cut_tiles(items: Sequence[StepItem]) -> list[Tile]:
+    """Items cut into tiles, in order."""
+    tiles = []
+    for index, item in enumerate(items):
+        for offset in range(0, len(item.token_ids), MAX_TILE_ROWS):
+            num_rows = min(MAX_TILE_ROWS, len(item.token_ids) - offset)
+            tiles.append(Tile(index, offset, num_rows, item.start + offset + num_rows))
+    return tiles
+
+
+def group_tiles(tiles: Sequence[Tile]) -> list[list[Tile]]:
+    """Tiles of equally many rows together, as long as padding is cheaper than another call."""
+    groups: list[list[Tile]] = []
+    for tile in sorted(tiles, key=lambda tile: (tile.num_rows, -tile.length)):
+        longest = groups[-1][0] if groups else None
+        if longest is not None and longest.num_rows == tile.num_rows:
+            padding = (longest.length - tile.length) * tile.num_rows
+            if padding <= CALL_COST_POSITIONS:
+                groups[-1].append(tile)
+                continue
+        groups.append([tile])
+    return groups
+
+
+def _slots(blocks: Sequence[int], start: int, num_rows: int, block_size: int) -> list[int]:
+    return [
+        blocks[position // block_size] * block_size + position % block_size
+        for position in range(start, start + num_rows)
+    ]
+
+
+def _sample_rows(items: Sequence[StepItem], row_of: dict[tuple[int, int], int]) -> list[int]:
+    rows = []
+    for index, item in enumerate(items):
+        num_rows = len(item.token_ids)
+        for row in range(num_rows - item.num_samples, num_rows):
+            within = row % MAX_TILE_ROWS
+            rows.append(row_of[index, row - within] + within)
+    return rows
+
+
+def _attention_group(
+    tiles: Sequence[Tile],
+    first_row: int,
+    blocks: Sequence[Sequence[int]],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionGroup:
+    num_rows = tiles[0].num_rows
+    length = max(tile.length for tile in tiles)
+    return AttentionGroup(
+        first_row=first_row,
+        num_tiles=len(tiles),
+        num_rows=num_rows,
+        length=length,
+        read=_read_slots([blocks[tile.index] for tile in tiles], tiles, length, block_size, device),
+        mask=_mask(tiles, num_rows, length, dtype, device),
+    )
+
+
+def _read_slots(
+    tables: Sequence[Sequence[int]],
+    tiles: Sequence[Tile],
+    length: int,
+    block_size: int,
+    device: torch.device,
+) -> torch.Tensor | slice:
+    if len(tiles) == 1:
+        used = tables[0][: -(-length // block_size)]
+        if used[-1] - used[0] == len(used) - 1 and list(used) == list(range(used[0], used[-1] + 1)):
+            return slice(used[0] * block_size, used[0] * block_size + length)
+    num_blocks = -(-length // block_size)
+    padded = [(list(table) + [table[-1]] * num_blocks)[:num_blocks] for table in tables]
+    lengths = torch.tensor([[tile.length] for tile in tiles], device=device)
+    # Padding repeats the sequence's own last position, never a slot of somebody else: a masked
+    # position has weight 0, and 0 x NaN of a stranger would still be NaN.
+    position = torch.minimum(torch.arange(length, device=device)[None], lengths - 1)
+    block = torch.tensor(padded, device=device).gather(1, position // block_size)
+    return (block * block_size + position % block_size).flatten()
+
+
+def _mask(
+    tiles: Sequence[Tile], num_rows: int, length: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    if num_rows == 1 and all(tile.length == length for tile in tiles):
+        return None
+    lengths = torch.tensor([tile.length for tile in tiles], device=device)
+    row = torch.arange(num_rows, device=device)
+    last_visible = lengths[:, None] - num_rows + row[None]
+    hidden = torch.arange(length, device=device)[None, None] > last_visible[:, :, None]
+    mask = torch.zeros(len(tiles), num_rows, length, dtype=dtype, device=device)
+    return mask.masked_fill_(hidden, float("-inf"))[:, None]

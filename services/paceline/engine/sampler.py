@@ -1,0 +1,249 @@
+"""The batched twin of `sampling/`: rows of logits to token ids, the same tokens bit for bit.
+
+Noise is keyed by (seed, choice, output index, token id) alone, so a row's token does not depend
+on its batch mates or on the pass it is in. Knows no sequence, draft or target.
+
+Why not all of the noise: with u uniform on (0, 1), gumbel = -log(-log(1 - u)), which is below
+-log(u) and at most `MAX_GUMBEL` (about 22.9). Let s be the best exact score among a row's top
+logits: the winner scores at least s. So a token with scaled logit x
+ 1. cannot win, whatever its noise, if x + MAX_GUMBEL < s: no Philox call for it;
+ 2. cannot win if x < s - HEAD_WIDTH and u > exp(-HEAD_WIDTH): no logarithm for it.
+What is left, a few hundred tokens, is scored exactly, in the reference's arithmetic. Both bounds
+get a slack for rounding: no winner is ever lost, and a loser let through only costs time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.engine.keyed_noise import (
+    IDS_PER_CALL,
+    NoiseKeys,
+    group_words,
+    gumbel,
+    make_keys,
+    token_words,
+)
+from paceline.engine.logit_filters import filter_row, is_filtered
+from paceline.sampling import noise
+from paceline.sampling.acceptance import coupled_token
+from paceline.sampling.params import SamplingParams
+
+MAX_GUMBEL = noise.gumbel(0)
+
+# The bound s comes from so many top logits. More make it sharper, at a price.
+_NUM_BOUND_TOKENS = 32
+# Tokens within this distance of the bound are scored whatever their noise; of the others only a
+# share exp(-6) is. (At 6 both kinds are about equally many on a language model's logits.)
+HEAD_WIDTH = 6.0
+_MAX_TAIL_WORD = int(math.exp(-HEAD_WIDTH) * 2**32) + 1
+# Covers the rounding of scores, of portable_log and of the float32 cuts, many times over.
+_SLACK = 1e-3
+_RELATIVE_SLACK = 1e-5
+# Philox temporaries of this many elements stay in a CPU core's cache.
+_CPU_CHUNK = 1 << 14
+_DEVICE_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """How one row of logits becomes a token: `output_index` is the noise key."""
+
+    sampling: SamplingParams
+    output_index: int
+
+
+class BatchedSampler:
+    """Samples any mix of rows. `draft_top_n` limits noise to a row's top logits.
+
+    That shortcut changes which token comes out, so it is for drafts alone, where it costs a
+    little acceptance and never correctness. `num_bad_rows` counts rows that held NaN or no finite
+    logit, which a healthy model does not produce.
+    """
+
+    def __init__(self, *, draft_top_n: int | None = None) -> None:
+        if draft_top_n is not None and draft_top_n < 1:
+            raise ValueError(f"draft_top_n must be >= 1, got {draft_top_n}")
+        self._draft_top_n = draft_top_n
+        self.num_bad_rows = 0
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """Token ids of logits [len(rows), vocab_size], floating point, any device."""
+        tokens: dict[int, int] = {}
+        greedy = [index for index, row in enumerate(rows) if row.sampling.is_greedy]
+        noisy = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+        if greedy:
+            tokens |= _named(greedy, greedy_tokens(_pick(logits, greedy)))
+        if noisy:
+            picked = [rows[index] for index in noisy]
+            tokens |= _named(noisy, self._noisy_tokens(_pick(logits, noisy), picked))
+        return [
+            tokens[index] if index in tokens else self._odd_token(logits[index], row)
+            for index, row in enumerate(rows)
+        ]
+
+    def _noisy_tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, int]:
+        logits = _filtered(logits, rows)
+        keys = make_keys(
+            [(row.sampling.seed, row.sampling.choice, row.output_index) for row in rows],
+            logits.device,
+        )
+        temperatures = torch.tensor(
+            [[row.sampling.temperature] for row in rows], dtype=torch.float64, device=logits.device
+        )
+        if self._draft_top_n is None:
+            return coupled_tokens(logits, temperatures, keys)
+        return _top_n_tokens(logits, temperatures, keys, self._draft_top_n)
+
+    def _odd_token(self, logits: torch.Tensor, row: SampleRow) -> int:
+        """Rows outside the batched arithmetic: NaN, infinities, temperatures near zero."""
+        if bool(logits.isnan().any()) or not bool(logits.isfinite().any()):
+            self.num_bad_rows += 1
+        limit = torch.finfo(torch.float32).max
+        tamed = torch.nan_to_num(logits.double(), nan=-limit, posinf=limit, neginf=-limit)
+        return coupled_token(tamed.tolist(), row.sampling, row.output_index)
+
+
+def greedy_tokens(logits: torch.Tensor) -> dict[int, int]:
+    """Row -> id of the largest logit, lowest id on ties; rows that hold NaN are left out.
+
+    Not `argmax`: it promises no order among equal maxima.
+    """
+    best = logits.amax(dim=1, keepdim=True)
+    tokens: dict[int, int] = {}
+    for row, token_id in (logits == best).nonzero().tolist():
+        tokens.setdefault(row, token_id)
+    return tokens
+
+
+def coupled_tokens(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: NoiseKeys
+) -> dict[int, int]:
+    """Row -> argmax of logits / temperature + Gumbel, lowest id on ties.
+
+    logits [rows, vocab_size]; temperatures float64 [rows, 1]. Rows whose scores are not finite
+    are left out.
+    """
+    logits = _padded(logits)
+    top = logits.topk(min(_NUM_BOUND_TOKENS, logits.shape[1]))
+    scores = top.values.double() / temperatures + gumbel(token_words(top.indices, keys))
+    bound = scores.amax(dim=1, keepdim=True)
+    in_head = _any_of_group(logits >= _cut(bound - HEAD_WIDTH, temperatures))
+    is_candidate = _any_of_group(logits >= _cut(bound - MAX_GUMBEL, temperatures))
+    tokens: dict[int, int] = {}
+    for part, groups in _row_chunks(is_candidate):
+        words = group_words(groups, keys.rows(part))
+        is_left = in_head[part].gather(1, groups)
+        for word in words:
+            is_left |= word <= _MAX_TAIL_WORD
+        row, place = is_left.nonzero(as_tuple=True)
+        left_words = torch.stack([word[row, place] for word in words], dim=-1)
+        left_ids = groups[row, place, None] * IDS_PER_CALL + torch.arange(
+            IDS_PER_CALL, device=logits.device
+        )
+        row += part.start
+        scaled = logits[row[:, None], left_ids].double() / temperatures[row]
+        tokens |= _best(row, left_ids, scaled + gumbel(left_words), logits.shape[0])
+    is_sound = bound[:, 0].isfinite().tolist()
+    return {row: token_id for row, token_id in tokens.items() if is_sound[row]}
+
+
+def _cut(score: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """The raw logit, float32 and surely not too high, below which logit / temperature < score."""
+    cut = (score - _SLACK) * temperatures
+    return (cut - _RELATIVE_SLACK * (1.0 + cut.abs())).float()
+
+
+def _top_n_tokens(
+    logits: torch.Tensor, temperatures: torch.Tensor, keys: NoiseKeys, top_n: int
+) -> dict[int, int]:
+    top = logits.topk(min(top_n, logits.shape[1]))
+    scores = top.values.double() / temperatures + gumbel(token_words(top.indices, keys))
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    return _best(rows, top.indices, scores, logits.shape[0])
+
+
+def _best(
+    rows: torch.Tensor, token_ids: torch.Tensor, scores: torch.Tensor, num_rows: int
+) -> dict[int, int]:
+    """Row -> id of its best finite score, the lowest among equals.
+
+    rows [n]; token_ids and scores [n, m] all belong to that row; an id may occur twice.
+    """
+    best = torch.full((num_rows,), -math.inf, dtype=scores.dtype, device=scores.device)
+    best.scatter_reduce_(0, rows, scores.amax(dim=1), "amax")
+    is_best = (scores == best[rows, None]) & scores.isfinite()
+    entry, place = is_best.nonzero(as_tuple=True)
+    tokens: dict[int, int] = {}
+    for row, token_id in zip(rows[entry].tolist(), token_ids[entry, place].tolist(), strict=True):
+        tokens[row] = min(token_id, tokens.get(row, token_id))
+    return tokens
+
+
+def _row_chunks(is_candidate: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
+    """Consecutive rows with their candidate groups side by side, a bounded amount per part.
+
+    is_candidate bool [rows, groups] -> parts (rows, group ids int64 [rows, n]). A row with fewer
+    than n candidates is filled up with group 0, which may be scored twice but wins only fairly.
+    """
+    counts = is_candidate.sum(dim=1).tolist()
+    chunk = _CPU_CHUNK if is_candidate.device.type == "cpu" else _DEVICE_CHUNK
+    parts: list[tuple[slice, torch.Tensor]] = []
+    start = 0
+    while start < len(counts):
+        stop, width = start + 1, counts[start]
+        while stop < len(counts) and max(width, counts[stop]) * (stop + 1 - start) <= chunk:
+            width = max(width, counts[stop])
+            stop += 1
+        parts.append((slice(start, stop), _side_by_side(is_candidate[start:stop], width)))
+        start = stop
+    return parts
+
+
+def _side_by_side(is_candidate: torch.Tensor, width: int) -> torch.Tensor:
+    row, group = is_candidate.nonzero(as_tuple=True)
+    if is_candidate.shape[0] == 1:
+        return group[None]
+    counts = is_candidate.sum(dim=1)
+    place = torch.arange(row.numel(), device=row.device) - (counts.cumsum(0) - counts)[row]
+    groups = torch.zeros(is_candidate.shape[0], width, dtype=torch.int64, device=row.device)
+    groups[row, place] = group
+    return groups
+
+
+def _filtered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+    """The rows after top-k and top-p; unfiltered rows are not copied unless another one is."""
+    filtered = [i for i, row in enumerate(rows) if is_filtered(row.sampling, logits.shape[1])]
+    if not filtered:
+        return logits
+    logits = logits.clone()
+    for index in filtered:
+        logits[index] = filter_row(logits[index], rows[index].sampling)
+    return logits
+
+
+def _padded(logits: torch.Tensor) -> torch.Tensor:
+    """Contiguous float32 rows whose width is a multiple of 4, filled up with -inf."""
+    missing = -logits.shape[1] % IDS_PER_CALL
+    if missing:
+        logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
+    return logits.float().contiguous()
+
+
+def _any_of_group(is_candidate: torch.Tensor) -> torch.Tensor:
+    """bool [rows, 4n] -> bool [rows, n]: four bools are one int32 (much faster than `any`)."""
+    return is_candidate.contiguous().view(torch.int32) != 0
+
+
+def _pick(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    if len(indices) == logits.shape[0]:
+        return logits
+    return logits[torch.tensor(indices, device=logits.device)]
+
+
+def _named(indices: Sequence[int], tokens: dict[int, int]) -> dict[int, int]:
+    return {indices[place]: token_id for place, token_id in tokens.items()}
