@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from paceline.engine.draft_report import Chat, read_chats
 from paceline.engine.student import (
@@ -272,6 +273,7 @@ def export(work: Path, out: Path, target_name: str) -> None:
 
 
 def load_target(folder: Path, dtype: torch.dtype) -> Any:
+    transformers_logging.disable_progress_bar()
     target = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, use_safetensors=True
     )

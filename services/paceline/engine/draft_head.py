@@ -27,13 +27,14 @@ class SubsetHead(torch.nn.Module):
     def __init__(self, head: torch.nn.Linear, token_ids: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("token_ids", token_ids.to(head.weight.device))
-        rows = head.weight.detach()[self.token_ids].clone()
-        self.weight = torch.nn.Parameter(rows, requires_grad=False)
+        rows = head.weight.detach()[self.token_ids]
+        self.rows = torch.nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
+        self.rows.weight = torch.nn.Parameter(rows.clone(), requires_grad=False)
         self.out_features = head.out_features
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = hidden.new_full((*hidden.shape[:-1], self.out_features), float("-inf"))
-        logits[..., self.token_ids] = torch.nn.functional.linear(hidden, self.weight)
+        logits[..., self.token_ids] = self.rows(hidden)
         return logits
 
 

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from paceline.config import ModelConfig
 from paceline.engine.base import EngineInfo
 from paceline.engine.draft_head import cut_head
+from paceline.engine.packed_linear import pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
 from paceline.engine.torch_engine import TorchEngine
 from paceline.errors import ConfigError
@@ -34,6 +35,7 @@ def load_torch_engine(
     check_servable(hf_config, model)
     hf_model = load_hf_model(folder, getattr(torch, model.dtype), pick_device(model.device))
     cut_head(hf_model, folder)
+    pack_linears(hf_model)
     probe, vocab_size = probe_model(hf_model)
     info = EngineInfo(
         model_id=model.source,
