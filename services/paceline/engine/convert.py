@@ -23,6 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.draft_head import DRAFT_VOCAB
+from paceline.engine.packed import unpack
 from paceline.errors import ConfigError
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -93,7 +94,7 @@ def compose_draft(target_folder: Path, asset_folder: Path, out: Path) -> Path:
     times the asset's square `head_map`, so that it costs no more at run time. Returns `out`.
     """
     description = json.loads((asset_folder / "draft.json").read_text(encoding="utf-8"))
-    tensors = load_file(asset_folder / "layers.safetensors")
+    tensors = unpack(load_file(asset_folder / "layers.safetensors"))
     target = _load_tensors(target_folder, {_EMBEDDINGS, _HEAD})
     embeddings = target.get(_EMBEDDINGS)
     head_map, token_ids = tensors.pop("head_map"), tensors.pop("draft_vocab").tolist()

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.draft_report import Chat, read_chats
+from paceline.engine.packed import pack_int8
 from paceline.engine.student import (
     FIT_CHATS,
     Example,
@@ -258,10 +259,11 @@ def export(work: Path, out: Path, target_name: str) -> None:
     average = {n.removeprefix(prefix): t for n, t in saved.items() if n.startswith(prefix)}
     tensors = {"head_map": average.pop("head_map.weight")}
     tensors |= {"model." + n.removeprefix("trunk."): t for n, t in average.items()}
-    tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    tensors = pack_int8(tensors)
     out.mkdir(parents=True, exist_ok=True)
     tensors |= load_file(work / _VOCAB)
     save_file(tensors, out / "layers.safetensors", metadata={"format": "pt"})
+    (out / "layers.safetensors").chmod(0o644)  # safetensors keeps files to their owner
     description = {
         "target": target_name,
         "weights_sha256": sha256_of(out / "layers.safetensors"),

@@ -14,6 +14,7 @@ import torch
 
 # Rows the layout is chosen for: 1 + a usual number of draft tokens.
 ROWS_HINT = 8
+PACKED_TYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear(torch.nn.Module):
@@ -34,7 +35,7 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack_linears(hf_model: Any, rows_hint: int = ROWS_HINT) -> int:
-    """Replace every plain linear layer of a float32 CPU model; returns how many.
+    """Replace every plain linear layer of a CPU model; returns how many.
 
     The replaced weights are freed, unless they are tied to the input embedding.
     """
@@ -51,9 +52,10 @@ def pack_linears(hf_model: Any, rows_hint: int = ROWS_HINT) -> int:
 
 def _is_available(hf_model: Any) -> bool:
     """These operations are torch's compiler's own and not promised to exist: look first."""
-    on_cpu = hf_model.device.type == "cpu" and hf_model.dtype is torch.float32
+    on_cpu = hf_model.device.type == "cpu"
     return (
         on_cpu
+        and hf_model.dtype in PACKED_TYPES
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")

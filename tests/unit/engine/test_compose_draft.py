@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from paceline.config import ModelConfig
 from paceline.engine.base import StepItem
 from paceline.engine.convert import compose_draft
+from paceline.engine.packed import pack_int8, unpack
 from paceline.engine.torch_loader import load_torch_engine
 from paceline.errors import ConfigError
 from paceline.sampling.params import SamplingParams
@@ -98,3 +99,16 @@ def test_a_damaged_draft_vocabulary_is_refused(
     (composed[0] / "draft_vocab.json").write_text(json.dumps(token_ids), encoding="utf-8")
     with pytest.raises(ConfigError, match="does not fit the model"):
         load_torch_engine(ModelConfig(source="x", max_model_len=64, device="cpu"), composed[0])
+
+
+def test_packed_matrices_come_back_within_half_a_step() -> None:
+    torch.manual_seed(4)
+    tensors = {"a": torch.randn(5, 40), "zero": torch.zeros(2, 3), "vector": torch.randn(7)}
+    packed = pack_int8(tensors)
+    assert packed["a"].dtype == torch.int8
+    back = unpack(packed)
+    assert set(back) == set(tensors)
+    step = tensors["a"].abs().amax(dim=1, keepdim=True) / 127
+    assert bool(((back["a"] - tensors["a"]).abs() <= 0.5001 * step).all())
+    assert torch.equal(back["zero"], tensors["zero"])
+    assert torch.equal(back["vector"], tensors["vector"])

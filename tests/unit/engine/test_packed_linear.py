@@ -43,7 +43,15 @@ def test_a_whole_model(tied):
         torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
 
 
+def test_bfloat16_is_packed_too():
+    ids = torch.tensor([[5, 9, 77, 3]])
+    plain, packed = llama(torch.bfloat16), llama(torch.bfloat16)
+    assert pack_linears(packed) == 2 * 7 + 1
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(ids).logits, plain(ids).logits, rtol=0.05, atol=0.01)
+
+
 def test_other_types_stay_as_they_are():
-    model = llama(torch.bfloat16)
+    model = llama(torch.float16)
     assert pack_linears(model) == 0
     assert isinstance(model.lm_head, torch.nn.Linear)
