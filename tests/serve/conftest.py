@@ -70,7 +70,7 @@ def poll(probe: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     raise AssertionError(f"not within {timeout_s} s")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     file = servefile.load(Path(__file__).with_name("fleet.yaml"))
     port = cluster.free_port("127.0.0.1")

@@ -139,10 +139,18 @@ class Registry:
         self._expire(now_s)
 
     def report_draft(self, report: DraftReport, now_s: float) -> tuple[str, ...]:
-        """Returns the target addresses that this draft should have streams to."""
+        """Returns the target addresses that this draft should have streams to.
+
+        A live stream to a target that has not reported (yet, or in time) is kept: it is better
+        evidence than a missing heartbeat, and a new controller has heard of nobody.
+        """
+        if report.replica_id not in self._drafts:
+            self._assignment.setdefault(report.replica_id, report.connected)
         self._drafts[report.replica_id] = (report, now_s)
         self._expire(now_s)
-        return self._assignment.get(report.replica_id, ())
+        known = {target.address for target, _ in self._targets.values()}
+        unheard = [address for address in report.connected if address not in known]
+        return tuple(sorted({*self._assignment.get(report.replica_id, ()), *unheard}))
 
     def remove(self, replica_id: str, now_s: float) -> None:
         """An orderly goodbye."""

@@ -43,6 +43,8 @@ class DraftDriver:
             max_sessions=config.max_sessions,
             max_len=info.max_model_len,
             session_idle_us=int(config.session_idle_s * 1e6),
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
         )
         self.hello = Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -58,6 +60,7 @@ class DraftDriver:
         self._wake = asyncio.Event()
         self._streams: dict[int, DraftStream] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # cancelled links that still say Bye
         self._connected: set[str] = set()
         self._next_link_id = 1
         self._loop_task: asyncio.Task[None] | None = None
@@ -69,7 +72,7 @@ class DraftDriver:
         for stream in self._streams.values():
             stream.close("the draft is shutting down")
         self.set_targets(())
-        tasks = [task for task in (self._loop_task, *self._links.values()) if task is not None]
+        tasks = [task for task in (self._loop_task, *self._leaving) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -100,7 +103,10 @@ class DraftDriver:
         """Have one stream to each of `addresses` and to no other."""
         wanted = set(addresses)
         for address in self._links.keys() - wanted:
-            self._links.pop(address).cancel()
+            task = self._links.pop(address)
+            task.cancel()
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
         for address in wanted - self._links.keys():
             task = asyncio.create_task(self._keep_link(address), name=f"paceline-link-{address}")
             self._links[address] = task
@@ -117,6 +123,9 @@ class DraftDriver:
                 logger.error("target %s refused this draft: %s", address, refused)
             except StreamLost as lost:
                 logger.info("no stream to target %s: %s", address, lost)
+            except Exception:
+                # Our bug, on one link: the others, and the next try, must not suffer.
+                logger.exception("the link to target %s failed", address)
             await asyncio.sleep(backoff.next_s())
 
     async def _serve_target(self, address: str, stream: DraftStream) -> None:

@@ -6,7 +6,7 @@ is answered BUSY. It does not know streams or models: a `link_id` names a target
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.errors import RemoteProtocolError
@@ -64,12 +64,13 @@ class PassItem:
 
 @dataclass
 class DraftTable:
-    """`fits(length)` tells whether one more sequence of that length may be opened."""
+    """`num_blocks` KV blocks of `block_size` tokens bound what is opened; None: no bound."""
 
     max_sessions: int
     max_len: int
     session_idle_us: int
-    fits: Callable[[int], bool] = field(default=lambda length: True)
+    num_blocks: int | None = None
+    block_size: int = 16
     stats: DraftTableStats = field(default_factory=DraftTableStats)
 
     def __post_init__(self) -> None:
@@ -137,11 +138,22 @@ class DraftTable:
         if message.mode not in SUPPORTED_MODES:
             self.stats.num_unsupported += 1
             return OpenStatus.UNSUPPORTED
-        length = min(self.max_len, max(message.limit_position, len(message.token_ids)))
-        if len(self._entries) >= self.max_sessions or not self.fits(length):
+        length = max(message.limit_position, len(message.token_ids))
+        if len(self._entries) >= self.max_sessions or not self._fits(length):
             self.stats.num_busy += 1
             return OpenStatus.BUSY
         return OpenStatus.OK
+
+    def _fits(self, length: int) -> bool:
+        """Whether the cache can hold one more sequence of `length` beside the credits given."""
+        if self.num_blocks is None:
+            return True
+        sessions = (entry.session for entry in self._entries.values())
+        held = (max(len(session.log), session.limit_position) for session in sessions)
+        return sum(map(self._blocks, held)) + self._blocks(length) <= self.num_blocks
+
+    def _blocks(self, length: int) -> int:
+        return -(-min(length, self.max_len) // self.block_size)
 
     def _verdict(self, link_id: int, message: Verdict, now_us: int) -> list[DraftMessage]:
         key = (link_id, message.session_id)

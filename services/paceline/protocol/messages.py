@@ -80,7 +80,7 @@ class Opened:
 class DraftTokens:
     """Draft -> target: proposals for positions `start, start + 1, ...`.
 
-    `context_hash` is the hash (`protocol.hashing`) of all tokens before `start`: a proposal made
+    `context_hash` is the hash (`protocol.token_log`) of all tokens before `start`: a proposal made
     from another context is recognised exactly. `last_round` is the newest verdict round that the
     draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's
     monotonic clock when the message left.

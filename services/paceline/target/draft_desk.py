@@ -30,18 +30,27 @@ from paceline.target.draft_pool import DraftPool
 from paceline.target.sequence import Sequence
 
 _US = 1_000_000
+_OPEN_OVERHEAD_BYTES = 1024
 
 
 class DraftDesk:
     """`counts` has one entry per `Disposition` and per event named below; all only rise."""
 
     def __init__(
-        self, sequences: dict[int, Sequence], policy: LonePolicy, config: RpcConfig
+        self,
+        sequences: dict[int, Sequence],
+        policy: LonePolicy,
+        config: RpcConfig,
+        max_draft_ahead: int,
     ) -> None:
         self._sequences = sequences
         self._policy = policy
         self._config = config
-        self.pool = DraftPool(config.max_remote_errors)
+        self.pool = DraftPool(config.max_remote_errors, max_draft_ahead)
+        # An OpenSession carries every token (5 bytes each at most) and must fit one message.
+        self._max_open_len = min(
+            config.max_tokens_per_item, (config.max_message_bytes - _OPEN_OVERHEAD_BYTES) // 5
+        )
         self.counts: Counter[str] = Counter()
 
     # -- links ------------------------------------------------------------------------------
@@ -76,6 +85,8 @@ class DraftDesk:
             return
         if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
             return
+        if session.committed_len > self._max_open_len:
+            return  # too long to travel: it goes on without a draft
         link_id = self.pool.choose(
             session.mode, now_us, avoid=sequence.last_draft_id, length=session.committed_len
         )
@@ -86,7 +97,7 @@ class DraftDesk:
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
         sequence.arrivals.clear()  # the window that they describe is emptied
         link.sessions.add(session.session_id)
-        link.outbox.append(session.reopen(link.hello.max_model_len))
+        self.pool.send(link_id, session.reopen(link.hello.max_model_len), grants=True)
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
 
     def close(self, sequence: Sequence) -> None:
@@ -98,7 +109,7 @@ class DraftDesk:
         sequence.session.close()
 
     def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
-        self.pool.send(sequence.draft_id, verdict)
+        self.pool.send(sequence.draft_id, verdict, grants=True)
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -121,6 +132,9 @@ class DraftDesk:
         now_us: int,
         wire_us: int,
     ) -> None:
+        if not self.pool.spend(link_id):
+            self.counts["flood"] += 1
+            return
         sequence = self._sequences.get(message.session_id)
         if sequence is None or sequence.draft_id != link_id:
             self.counts["unknown_session"] += 1
@@ -147,14 +161,20 @@ class DraftDesk:
     def _draft(
         self, link_id: int, sequence: Sequence, draft: DraftTokens, now_us: int, wire_us: int
     ) -> None:
-        disposition = sequence.session.receive_draft(draft)
+        session = sequence.session
+        # Two arrivals in one window under one verdict: no flush and no lack of credit between.
+        goes_on = session.window_len > 0 and sequence.last_arrival_us > sequence.ready_us
+        since_last_us = now_us - sequence.last_arrival_us
+        disposition = session.receive_draft(draft)
         self.counts[disposition] += 1
         if disposition is Disposition.KEPT:
             sequence.keep(draft, now_us, wire_us)
+            sequence.open_pause_us = 0  # this draft is worth coming back to
             if draft.draft_us:
                 self._policy.draft_token_us.update(draft.draft_us / len(draft.token_ids))
+            if goes_on:
+                self._policy.arrival_us.update(since_last_us / len(draft.token_ids))
         elif disposition is Disposition.GAP:
-            session = sequence.session
             nack = Nack(session.session_id, session.epoch, len(session.log))
             self.pool.send(link_id, nack)
 
@@ -163,7 +183,6 @@ class DraftDesk:
             self.counts[Disposition.STALE_EPOCH] += 1
             return
         if opened.status is OpenStatus.OK:
-            sequence.open_pause_us = 0
             return
         self.counts[opened.status] += 1
         link = self.pool.get(link_id)

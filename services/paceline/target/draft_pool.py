@@ -11,10 +11,19 @@ from dataclasses import dataclass, field
 from paceline.protocol.messages import Hello, TargetMessage
 from paceline.sampling.params import VerificationMode
 
+# What one of our messages may bring back: the proposals of a whole credit, one by one, twice
+# over, and a Nack. An honest draft stays far below; a flood runs dry and earns strikes.
+ANSWERS_PER_POSITION = 2
+ANSWERS_EXTRA = 8
+ALLOWANCE_FLOOR = 1024
+
 
 @dataclass(slots=True)
 class DraftLink:
-    """One attached draft. `strikes` counts broken rules; `sessions` are sequence ids."""
+    """One attached draft. `strikes` counts broken rules; `sessions` are sequence ids.
+
+    `allowance`: messages about sequences that it may still send. Invariant: <= `max_allowance`.
+    """
 
     hello: Hello
     sessions: set[int] = field(default_factory=set)
@@ -22,13 +31,16 @@ class DraftLink:
     strikes: int = 0
     is_draining: bool = False
     busy_until_us: int = 0
+    allowance: int = ALLOWANCE_FLOOR
+    max_allowance: int = ALLOWANCE_FLOOR
 
 
 class DraftPool:
     """Links by id. `max_strikes` broken rules cost a draft its stream."""
 
-    def __init__(self, max_strikes: int) -> None:
+    def __init__(self, max_strikes: int, max_draft_ahead: int = 16) -> None:
         self.max_strikes = max_strikes
+        self._answers = ANSWERS_PER_POSITION * max_draft_ahead + ANSWERS_EXTRA
         self._links: dict[int, DraftLink] = {}
 
     def __len__(self) -> int:
@@ -66,11 +78,30 @@ class DraftPool:
         ]
         return min(candidates)[2] if candidates else None
 
-    def send(self, link_id: int | None, message: TargetMessage) -> None:
-        """Queue a message; a link that is gone swallows it."""
+    def send(self, link_id: int | None, message: TargetMessage, *, grants: bool = False) -> None:
+        """Queue a message; a link that is gone swallows it.
+
+        `grants`: news of our own, which the draft may answer. An answer to the draft grants
+        nothing, else a flood would feed itself.
+        """
         link = None if link_id is None else self._links.get(link_id)
-        if link is not None:
-            link.outbox.append(message)
+        if link is None:
+            return
+        link.outbox.append(message)
+        if grants:
+            link.max_allowance = max(ALLOWANCE_FLOOR, self._answers * 2 * len(link.sessions))
+            link.allowance = min(link.max_allowance, link.allowance + self._answers)
+
+    def spend(self, link_id: int) -> bool:
+        """One message about a sequence has come in; False when the draft floods us."""
+        link = self._links.get(link_id)
+        if link is None:
+            return False
+        if link.allowance <= 0:
+            link.strikes += 1
+            return False
+        link.allowance -= 1
+        return True
 
     def release(self, link_id: int | None, session_id: int) -> None:
         link = None if link_id is None else self._links.get(link_id)

@@ -23,6 +23,7 @@ from paceline.target.sequence import PassTimes
 logger = logging.getLogger("ray.serve")
 
 _Delivery = RoundDelta | RequestError
+_DOWN = "this target has stopped; try again"
 _ENGINE_FAILED = "the model failed on this request's batch; nothing more was generated"
 
 
@@ -58,19 +59,18 @@ class TargetDriver:
             self._serve_draft,
         )
         self._loop_task: asyncio.Task[None] | None = None
+        self._is_down = False
 
     async def start(self) -> None:
         await self.server.start()
         self._loop_task = asyncio.create_task(self._run(), name="paceline-target-passes")
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """End all streams and the pass loop; sequences in progress get an error."""
+        """End all streams and the pass loop; requests in progress get an error."""
         await self.server.stop(grace_s)
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
-        for session_id in list(self._queues):
-            self._fail(session_id, "the target is shutting down", 503)
         self.worker.close()
 
     async def __aenter__(self) -> TargetDriver:
@@ -93,6 +93,8 @@ class TargetDriver:
         """One delta per round; closing the iterator early aborts the sequence."""
         if request.request_id in self._requests:
             raise RequestError("a request with this id is in progress", "request_id")
+        if self._is_down:
+            raise RequestError(_DOWN, None, "target_lost", 503, 1)
         session_id = self.scheduler.add(request, monotonic_us())
         queue: asyncio.Queue[_Delivery] = asyncio.Queue()  # bounded by max_tokens deltas
         self._queues[session_id] = queue
@@ -130,15 +132,24 @@ class TargetDriver:
     # -- passes -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            plan = self.scheduler.plan(monotonic_us())
-            self._flush()
-            if isinstance(plan, Hold):
-                await self._run_released()
-                await self._wait(plan.until_us)
-            else:
-                await self._pass(plan)
+        try:
+            while True:
+                self._wake.clear()
+                plan = self.scheduler.plan(monotonic_us())
+                self._flush()
+                if isinstance(plan, Hold):
+                    await self._run_released()
+                    await self._wait(plan.until_us)
+                else:
+                    await self._pass(plan)
+        except Exception:
+            # Our bug: say it in this replica's log, and let the health check replace it.
+            logger.exception("the pass loop of this target failed")
+            raise
+        finally:
+            self._is_down = True
+            for session_id in list(self._queues):
+                self._fail(session_id, _DOWN, 503)
 
     async def _run_released(self) -> None:
         released = self.scheduler.take_released()

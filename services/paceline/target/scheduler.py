@@ -92,7 +92,7 @@ class Scheduler:
         self._released: list[int] = []
         self._next_session_id = 1
         self._free_blocks = info.num_blocks
-        self.drafts = DraftDesk(self._sequences, self.policy, rpc)
+        self.drafts = DraftDesk(self._sequences, self.policy, rpc, speculation.max_draft_ahead)
 
     # -- requests ---------------------------------------------------------------------------
 

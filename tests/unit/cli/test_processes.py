@@ -34,23 +34,31 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[
         process.kill()
 
 
-def test_descendants_are_children_and_their_children(tree: subprocess.Popen[str]) -> None:
+def family(tree: subprocess.Popen[str]) -> frozenset[processes.Process]:
+    """The tree alone: other tests may have left something to this process."""
     found = processes.descendants()
-    assert tree.pid in {process.pid for process in found}
-    assert len(found) == 2
+    below = processes.descendants(tree.pid)
+    assert below < found
+    return below | {process for process in found if process.pid == tree.pid}
+
+
+def test_descendants_are_children_and_their_children(tree: subprocess.Popen[str]) -> None:
+    assert tree.pid in {process.pid for process in processes.descendants()}
+    assert len(family(tree)) == 2
     assert len(processes.descendants(tree.pid)) == 1
 
 
 def test_end_kills_what_does_not_end_by_itself(tree: subprocess.Popen[str]) -> None:
-    found = processes.descendants()
+    found = family(tree)
     assert processes.still_alive(found) == found
     assert processes.end(found, grace_s=0.0) == found
     assert processes.still_alive(found) == frozenset()
-    assert processes.descendants() == frozenset()  # the child is a zombie, which counts as ended
+    # The child is a zombie, which counts as ended.
+    assert tree.pid not in {process.pid for process in processes.descendants()}
 
 
 def test_end_waits_for_those_that_end_by_themselves(tree: subprocess.Popen[str]) -> None:
-    found = processes.descendants()
+    found = family(tree)
     tree.communicate("")  # both read end of file and leave
     assert processes.end(found, grace_s=60.0) == frozenset()
 

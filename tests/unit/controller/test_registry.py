@@ -241,3 +241,21 @@ class TestRegistry:
         registry.report_draft(draft(1), 0.0)
         registry.remove("target-1", 0.1)
         assert registry.report_draft(draft(1), 0.1) == ()
+
+
+def test_a_new_controller_takes_no_live_stream_from_a_draft():
+    """It hears of the draft first: the target's heartbeat is still to come."""
+    registry = Registry(timeout_s=5.0, targets_per_draft=8)
+    draft = DraftReport("d", "boot", 1, 8, connected=("127.0.0.1:52000",))
+    assert registry.report_draft(draft, 0.0) == ("127.0.0.1:52000",)
+    registry.report_target(TargetReport("t", "boot", "127.0.0.1:52000", 2), 0.1)
+    assert registry.report_draft(draft, 1.0) == ("127.0.0.1:52000",)
+
+
+def test_a_target_late_with_its_heartbeat_keeps_its_live_streams():
+    registry = Registry(timeout_s=5.0, targets_per_draft=8)
+    registry.report_target(TargetReport("t", "boot", "127.0.0.1:52000", 2), 0.0)
+    live = DraftReport("d", "boot", 1, 8, connected=("127.0.0.1:52000",))
+    assert registry.report_draft(live, 10.0) == ("127.0.0.1:52000",)
+    dead = DraftReport("d", "boot", 1, 8, connected=())
+    assert registry.report_draft(dead, 11.0) == ()

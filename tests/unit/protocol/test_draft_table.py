@@ -71,20 +71,21 @@ class TestOpen:
         assert (len(table), table.stats.num_busy) == (2, 1)
 
     def test_busy_when_the_cache_is_full(self):
-        asked = []
-        table = make(fits=lambda length: asked.append(length) or False)
-        assert table.receive(1, opening(), 0) == [Opened(7, 1, BUSY)]
-        assert asked == [19]
+        """A credit up to 19 needs 2 blocks of 16: the third sequence finds 1 of 5."""
+        table = make(num_blocks=5, block_size=16)
+        answers = [table.receive(1, opening(session_id), 0) for session_id in (1, 2, 3)]
+        assert answers == [[Opened(1, 1, OK)], [Opened(2, 1, OK)], [Opened(3, 1, BUSY)]]
 
     @pytest.mark.parametrize(
         ("prompt_len", "limit", "length"), [(3, 19, 19), (3, 500, 100), (30, 19, 30)]
     )
     def test_the_length_it_must_fit(self, prompt_len, limit, length):
         """Up to its limit, at least what is there, at most the draft's own context."""
-        asked = []
-        table = make(fits=lambda length: asked.append(length) or True)
-        table.receive(1, opening(prompt=(1,) * prompt_len, limit=limit), 0)
-        assert asked == [length]
+        message = opening(prompt=(1,) * prompt_len, limit=limit)
+        exact = make(num_blocks=length, block_size=1)
+        assert exact.receive(1, message, 0) == [Opened(7, 1, OK)]
+        short = make(num_blocks=length - 1, block_size=1)
+        assert short.receive(1, message, 0) == [Opened(7, 1, BUSY)]
 
     @pytest.mark.parametrize("mode", list(VerificationMode))
     def test_modes(self, mode):

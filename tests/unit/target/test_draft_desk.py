@@ -123,6 +123,11 @@ class TestRefused:
             rig.desk.maintain([1], now)
         assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
         rig.desk.receive(1, Opened(1, 9, OpenStatus.OK), now)
+        assert sequence_of(rig).open_pause_us == 5 * SECOND, "an open alone proves nothing"
+        session = sequence_of(rig).session
+        start = session.committed_len
+        draft = DraftTokens(1, 9, start, session.log.hash_at(start), (1,), session.round)
+        rig.desk.receive(1, draft, now)
         assert sequence_of(rig).open_pause_us == 0
 
     def test_a_busy_draft_is_left_alone_by_others_too(self, make_rig):
