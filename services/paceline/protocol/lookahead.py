@@ -1,9 +1,10 @@
 """How many proposals to verify, and whether a lone sequence should wait for them. Pure.
 
 First cut of the controller of `math.md` 2h: K is fixed (deployment default, request cap), and the
-wait follows `math.md` 2g: verify `count` proposals when committed tokens per second,
-E(count) / (pass time + time until they are here), is largest. `count` = what has arrived needs no
-wait and is always a candidate, so a wait that is not predicted to pay never happens.
+wait is `math.md` 2g in steady state. A pass that starts early is not lost: the draft goes on
+meanwhile, and when its next token is the one that the pass commits, the next pass finds a window.
+What counts is therefore the time of a whole chain, from one correction to the next; what has
+arrived needs no wait and is always a candidate, so a wait not predicted to pay never happens.
 It does not know sequences' tokens, threads or clocks; times are arguments in microseconds.
 """
 
@@ -16,15 +17,22 @@ _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_WEIGHT = 4.0
 _MIN_HIT_RATE = 0.5
 _PROBE_EVERY = 16
+_MIN_GAIN = 0.02
+_MAX_ACCEPTANCE = 0.98  # at 1 a chain would never end
+_STALE_PASS = 0.5  # of a draft pass: what is left of the one that a correction interrupts
 
 
-def expected_tokens(acceptance: float, count: int) -> float:
-    """E = 1 + a + a^2 + ... + a^count: tokens of a pass that verifies `count` proposals."""
-    total, survival = 1.0, 1.0
-    for _ in range(count):
-        survival *= acceptance
-        total += survival
-    return total
+def chain_us(acceptance: float, count: int, full: int, pass_us: float, wait_us: float) -> float:
+    """Expected time from one correction to the next, when it starts with a wait for `count`.
+
+    A pass is followed by one with `full` proposals and no wait when all its proposals and the
+    draft's next token are right (a^(count+1)); else the chain ends. So it has 1 + r passes,
+    r = a^(count+1) / (1 - a^(full+1)). It commits 1 / (1 - a) tokens whatever `count` is: the
+    shortest chain is the best rate.
+    """
+    rate = min(acceptance, _MAX_ACCEPTANCE)
+    followers = rate ** (count + 1) / (1.0 - rate ** (full + 1))
+    return wait_us + pass_us * (1.0 + followers)
 
 
 @dataclass(slots=True)
@@ -79,29 +87,42 @@ class LonePolicy:
     def __init__(self, max_wait_us: int) -> None:
         self.max_wait_us = max_wait_us
         self.pass_us = Average()
-        self.draft_token_us = Average()
+        self.draft_token_us = Average()  # what a token costs the draft
+        self.arrival_us = Average()  # how far apart its tokens get here
         self.rtt_us = Average()
         self._hit_rate = 1.0
         self._skipped = 0
 
+    @property
+    def token_us(self) -> float | None:
+        """Time between proposals; None before the first."""
+        known = (self.draft_token_us.value, self.arrival_us.value)
+        return max((value for value in known if value is not None), default=None)
+
     def wait_until(self, outlook: WindowOutlook, acceptance: float, now_us: int) -> int:
         """When the pass should start at the latest; <= `now_us` means now."""
-        pass_us, token_us = self.pass_us.value, self.draft_token_us.value
-        if self.max_wait_us == 0 or pass_us is None or token_us is None:
+        pass_us, token_us = self.pass_us.value, self.token_us
+        if self.max_wait_us == 0 or not pass_us or not token_us:
             return now_us
         if outlook.have >= outlook.want or not self._may_probe():
             return now_us
-        trip_us = (self.rtt_us.value or 0.0) if outlook.is_flushed else 0.0
-        best_rate, best_wait = expected_tokens(acceptance, outlook.have) / pass_us, 0.0
+        full = min(outlook.want, max(1, int(pass_us / token_us)))
+        best_us = chain_us(acceptance, outlook.have, full, pass_us, 0.0) / (1.0 + _MIN_GAIN)
+        best_wait = 0.0
+        ready_us = outlook.since_us + self._resume_us(token_us) * outlook.is_flushed
         for count in range(outlook.have + 1, outlook.want + 1):
-            ready_us = outlook.since_us + trip_us + (count - outlook.have) * token_us
+            ready_us += token_us
             wait_us = max(0.0, ready_us - now_us)
-            rate = expected_tokens(acceptance, count) / (pass_us + wait_us)
-            if rate > best_rate and wait_us <= self.max_wait_us:
-                best_rate, best_wait = rate, wait_us
+            total_us = chain_us(acceptance, count, full, pass_us, wait_us)
+            if total_us < best_us and wait_us <= self.max_wait_us:
+                best_us, best_wait = total_us, wait_us
         if best_wait == 0.0:
             return now_us
         return now_us + min(self.max_wait_us, int(best_wait * 1.25) + 200)
+
+    def _resume_us(self, token_us: float) -> float:
+        """Until the draft has heard a correction and is done with the pass that it interrupts."""
+        return (self.rtt_us.value or 0.0) + _STALE_PASS * token_us
 
     def _may_probe(self) -> bool:
         """Waits that keep missing are tried only now and then."""

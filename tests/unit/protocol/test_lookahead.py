@@ -1,6 +1,8 @@
-"""The lone wait in numbers computed by hand: E(count) / (pass time + wait) is maximised."""
+"""The lone wait in numbers computed by hand: the wait plus the passes of one chain is minimised.
 
-from fractions import Fraction
+Passes of a chain: 1 + r, r(count) = a^(count+1) / (1 - a^(full+1)); full = min(want, pass / token).
+A wait must shorten the chain by more than 2 %. Times in ms; the pass takes 10 unless said.
+"""
 
 import pytest
 
@@ -9,15 +11,16 @@ from paceline.protocol.lookahead import (
     Average,
     LonePolicy,
     WindowOutlook,
-    expected_tokens,
+    chain_us,
 )
 
 MS = 1000
 
 
-def policy(*, max_wait_us=50 * MS, pass_us=10 * MS, token_us=1 * MS, rtt_us=None):
+def policy(*, max_wait_us=50 * MS, pass_us=10 * MS, token_us=1 * MS, arrival_us=None, rtt_us=None):
     made = LonePolicy(max_wait_us)
-    made.pass_us.value, made.draft_token_us.value, made.rtt_us.value = pass_us, token_us, rtt_us
+    made.pass_us.value, made.rtt_us.value = pass_us, rtt_us
+    made.draft_token_us.value, made.arrival_us.value = token_us, arrival_us
     return made
 
 
@@ -25,15 +28,23 @@ def outlook(have=0, want=4, since_us=0, is_flushed=False):
     return WindowOutlook(have, want, since_us, is_flushed)
 
 
-@pytest.mark.parametrize("count", range(6))
-def test_expected_tokens_is_the_geometric_sum(count):
-    rate = Fraction(3, 4)
-    assert expected_tokens(rate, count) == (1 - rate ** (count + 1)) / (1 - rate)
+class TestChain:
+    @pytest.mark.parametrize(
+        ("count", "full", "passes"),
+        [(0, 1, 5 / 3), (1, 1, 4 / 3), (1, 2, 9 / 7), (0, 2, 11 / 7)],
+    )
+    def test_passes(self, count, full, passes):
+        """a = 1/2: .5/.75, .25/.75, .25/.875 and .5/.875 more than one."""
+        assert chain_us(0.5, count, full, 12.0, 0.0) == pytest.approx(12 * passes)
 
+    def test_the_wait_is_paid_once(self):
+        assert chain_us(0.5, 1, 1, 12.0, 7.0) == pytest.approx(16 + 7)
 
-def test_expected_tokens_at_the_ends():
-    assert expected_tokens(0.0, 5) == 1.0
-    assert expected_tokens(1.0, 5) == 6.0
+    def test_a_draft_that_never_errs_has_a_finite_chain(self):
+        assert chain_us(1.0, 2, 4, 10.0, 0.0) == chain_us(0.98, 2, 4, 10.0, 0.0)
+
+    def test_a_draft_that_always_errs(self):
+        assert chain_us(0.0, 3, 4, 10.0, 0.0) == 10.0
 
 
 class TestAcceptanceEstimate:
@@ -97,9 +108,15 @@ class TestNoWait:
     def test_the_credit_is_used_up(self):
         assert policy().wait_until(outlook(want=0), 0.9, 7) == 7
 
-    def test_a_token_that_costs_what_it_brings(self):
-        """E(1)/(10 + w) > 1/10 iff w < 10 * 0.5: at exactly 5 ms nothing is gained."""
-        assert policy(token_us=5 * MS).wait_until(outlook(want=1), 0.5, 0) == 0
+    def test_break_even(self):
+        """a = .5, full 1: 16.667 / 1.02 = 16.3399 against 13.3333 + w: w must be < 3.0065."""
+        made = policy(token_us=5 * MS)
+        assert made.wait_until(outlook(want=1), 0.5, 1993) == 1993
+
+    def test_a_pass_pays_but_a_chain_does_not(self):
+        """a = .7, token 4, full 2: one pass has 1.7 / 14 > 1 / 10; the chains take
+        20.65 against 17.458 + 4, 15.221 + 8, ...: a pass at once loses less than it gains."""
+        assert policy(token_us=4 * MS).wait_until(outlook(), 0.7, 0) == 0
 
     def test_a_hopeless_draft(self):
         assert policy().wait_until(outlook(), 0.0, 0) == 0
@@ -111,26 +128,35 @@ class TestNoWait:
 
 class TestWait:
     def test_just_below_break_even(self):
-        """w = 4.999 ms: (1.5 / 14.999 ms) > (1 / 10 ms). Margin: a quarter plus 200 us."""
-        made = policy(token_us=4999)
-        assert made.wait_until(outlook(want=1), 0.5, 0) == int(4999 * 1.25) + 200
+        """w = 3.006, see above. Margin: a quarter plus 200 us."""
+        made = policy(token_us=5 * MS)
+        assert made.wait_until(outlook(want=1), 0.5, 1994) == 1994 + int(3006 * 1.25) + 200
 
     def test_the_best_count_wins(self):
-        """pass 10, token 2, a = .8: rates .1, .15, .1743, .1845, .18676: wait for all four."""
-        assert policy(token_us=2 * MS).wait_until(outlook(), 0.8, 0) == 8 * MS * 5 // 4 + 200
+        """a = .8: 21.899, 20.519, 19.615, 19.092, 18.874: wait for all four."""
+        assert policy().wait_until(outlook(), 0.8, 0) == 4 * MS * 5 // 4 + 200
 
     def test_fewer_when_the_tail_does_not_pay(self):
-        """pass 10, token 3, a = .6: rates .1, .1231, .1225, ...: wait for one."""
-        assert policy(token_us=3 * MS).wait_until(outlook(), 0.6, 0) == 3 * MS * 5 // 4 + 200
+        """a = .6: 16.506, 14.904, 14.342, 14.405, 14.843: wait for two."""
+        assert policy().wait_until(outlook(), 0.6, 0) == 2 * MS * 5 // 4 + 200
+
+    def test_a_slow_draft_fills_less_of_the_next_window(self):
+        """a = .5, token 6, 2.5 left. full 1: 13.333 + 2.5 < 16.340. Were it 4: 15.08 > 14.87."""
+        made = policy(token_us=6 * MS)
+        assert made.wait_until(outlook(), 0.5, 3500) == 3500 + 3125 + 200
+
+    def test_but_one_token_at_least(self):
+        """a = .5, token 12, 4 left. full 1: 17.33 > 16.34. Were it 0: 19 < 20 / 1.02."""
+        assert policy(token_us=12 * MS).wait_until(outlook(want=1), 0.5, 8 * MS) == 8 * MS
 
     def test_what_is_here_need_not_be_waited_for(self):
-        """have 1 of want 2: 1.9/10 against 2.71/(10 + 1): one more token, 1 ms."""
+        """have 1 of want 2, a = .9, full 2: 39.889 / 1.02 against 36.9 + 1: one more, 1 ms."""
         assert policy().wait_until(outlook(have=1, want=2), 0.9, 0) == 1250 + 200
 
     def test_what_is_here_raises_the_bar(self):
-        """a = .5, token 3: from 0, (1.5/13) > .1; from 1, (1.75/13) < (1.5/10)."""
-        made = policy(token_us=3 * MS)
-        assert made.wait_until(outlook(have=0, want=1), 0.5, 0) == 3750 + 200
+        """a = .5, token 2: from 0, 13.333 + 2 < 16.340; from 1, 11.429 + 2 > 12.605."""
+        made = policy(token_us=2 * MS)
+        assert made.wait_until(outlook(have=0, want=1), 0.5, 0) == 2500 + 200
         assert made.wait_until(outlook(have=1, want=2), 0.5, 0) == 0
 
     def test_time_already_passed_counts(self):
@@ -139,22 +165,28 @@ class TestWait:
         assert made.wait_until(outlook(want=1), 0.9, 400) == 400 + 750 + 200
 
     def test_a_round_trip_is_due_only_after_a_flush(self):
-        made = policy(rtt_us=2 * MS)
+        """And then half a token more, for the pass that the correction interrupts."""
+        made = policy(rtt_us=1 * MS)
         assert made.wait_until(outlook(want=1), 0.9, 0) == 1250 + 200
-        assert made.wait_until(outlook(want=1, is_flushed=True), 0.9, 0) == 3750 + 200
+        assert made.wait_until(outlook(want=1, is_flushed=True), 0.9, 0) == 2500 * 5 // 4 + 200
 
     def test_unknown_round_trip_is_zero(self):
-        assert policy().wait_until(outlook(want=1, is_flushed=True), 0.9, 0) == 1250 + 200
+        assert policy().wait_until(outlook(want=1, is_flushed=True), 0.9, 0) == 1875 + 200
 
     def test_a_long_trip_does_not_pay(self):
-        """a = .5: 5 ms is the break-even of one token, 4 ms trip + 1 ms draft reaches it."""
-        made = policy(rtt_us=4 * MS)
-        assert made.wait_until(outlook(want=1, is_flushed=True), 0.5, 0) == 0
+        """a = .5: w must be < 3.0065; it is the trip + 1.5."""
+        short, long = policy(rtt_us=1500), policy(rtt_us=1510)
+        assert short.wait_until(outlook(want=1, is_flushed=True), 0.5, 0) == 3750 + 200
+        assert long.wait_until(outlook(want=1, is_flushed=True), 0.5, 0) == 0
+
+    @pytest.mark.parametrize(("token_us", "arrival_us"), [(MS, 2 * MS), (2 * MS, MS), (None, 2000)])
+    def test_the_slower_of_draft_and_arrivals_counts(self, token_us, arrival_us):
+        made = policy(token_us=token_us, arrival_us=arrival_us)
+        assert made.wait_until(outlook(want=1), 0.9, 0) == 2500 + 200
 
     def test_the_cap_excludes_longer_waits(self):
-        """Four tokens would be best (10.2 ms), but only 2 of them lie within a cap of 4.1 ms."""
-        made = policy(token_us=2 * MS, max_wait_us=4100)
-        assert made.wait_until(outlook(), 0.8, 0) == 4100
+        """a = .8: four tokens would be best, but only 2 of them lie within a cap of 2.1 ms."""
+        assert policy(max_wait_us=2100).wait_until(outlook(), 0.8, 0) == 2100
 
     def test_the_cap_excludes_all(self):
         assert policy(max_wait_us=999).wait_until(outlook(), 0.9, 0) == 0
