@@ -6,13 +6,42 @@ Replica counts, CPUs, GPUs and autoscaling live in that YAML's `deployments:` bl
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+# An OpenSession carries a sequence's whole text: no token id needs more bytes than this on the
+# wire, and the rest of the message fits into the slack.
+TOKEN_ID_BYTES = 5
+MESSAGE_SLACK_BYTES = 1024
+# What torch calls a device; whether this machine has it is found out when the model loads.
+DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|mtia)(:(0|[1-9][0-9]{0,2}))?")
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    """Frozen; unknown keys, infinities, NaN and booleans in place of numbers are refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        if (
+            isinstance(value, bool)
+            and cls.model_fields[str(info.field_name)].annotation is not bool
+        ):
+            raise ValueError("true, false, yes, no, on and off are no values here (quote a word)")
+        return value
 
 
 class ModelConfig(_Section):
@@ -43,6 +72,13 @@ class ModelConfig(_Section):
         0.0, ge=0.0, le=1_000.0, description="timed model: added cost of each row in milliseconds"
     )
 
+    @field_validator("device")
+    @classmethod
+    def _device_name(cls, device: str) -> str:
+        if not DEVICE.fullmatch(device):
+            raise ValueError(f"{device!r} is no device: write auto, cpu, cuda, cuda:0 or mps")
+        return device
+
 
 class GatewayConfig(_Section):
     """The HTTP front door and its limits."""
@@ -59,6 +95,9 @@ class GatewayConfig(_Section):
         256, ge=1, description="requests in progress per gateway; beyond it 429"
     )
     ready_timeout_s: float = Field(5.0, gt=0, description="how long /ready waits for a target")
+    body_timeout_s: float = Field(
+        10.0, gt=0, description="longest wait for a whole request body; then 408"
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest life of one request in seconds; then a clean error"
     )
@@ -157,6 +196,17 @@ class RpcConfig(_Section):
         8, ge=1, description="malformed messages of a peer before its stream is closed"
     )
 
+    @model_validator(mode="after")
+    def _times(self) -> RpcConfig:
+        if self.redial_min_s > self.redial_max_s:
+            raise ValueError("rpc.redial_max_s must be >= rpc.redial_min_s")
+        if self.peer_timeout_s <= self.ping_interval_s:
+            raise ValueError(
+                "rpc.peer_timeout_s must be > rpc.ping_interval_s: a peer is heard only when it "
+                "answers a ping"
+            )
+        return self
+
 
 class ControllerConfig(_Section):
     """Soft state: registry and assignment."""
@@ -166,6 +216,14 @@ class ControllerConfig(_Section):
     targets_per_draft: int = Field(
         8, ge=1, description="most targets that one draft serves at once"
     )
+
+    @model_validator(mode="after")
+    def _silence(self) -> ControllerConfig:
+        if self.heartbeat_timeout_s <= self.heartbeat_interval_s:
+            raise ValueError(
+                "controller.heartbeat_timeout_s must be > controller.heartbeat_interval_s"
+            )
+        return self
 
 
 class AppConfig(_Section):
@@ -187,4 +245,24 @@ class AppConfig(_Section):
         # One pass queues at most a verdict and an open or close per sequence.
         if self.rpc.max_outbox_messages < 2 * self.target.max_num_seqs:
             raise ValueError("rpc.max_outbox_messages must be >= 2 * target.max_num_seqs")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_texts_travel(self) -> AppConfig:
+        lengths = {
+            "target.model.max_model_len": self.target.model.max_model_len,
+            "draft.model.max_model_len": self.draft.model.max_model_len,
+        }
+        name, longest = max(lengths.items(), key=lambda item: item[1])
+        if self.rpc.max_tokens_per_item < longest:
+            raise ValueError(
+                f"rpc.max_tokens_per_item must be >= {name} ({longest}): the longest text "
+                "goes to a draft in one message"
+            )
+        num_bytes = TOKEN_ID_BYTES * longest + MESSAGE_SLACK_BYTES
+        if self.rpc.max_message_bytes < num_bytes:
+            raise ValueError(
+                f"rpc.max_message_bytes must be >= {num_bytes} for {name} ({longest}): the "
+                "longest text goes to a draft in one message"
+            )
         return self

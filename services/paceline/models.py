@@ -30,6 +30,10 @@ CACHE_ENV = "PACELINE_CACHE_DIR"
 DEFAULT_CACHE = Path("~/.cache/paceline/models")
 MANIFEST = "paceline-manifest.json"
 BUILTIN_SOURCES = ("toy", "timed")  # engines without weights
+# Their vocabulary, the same for engines and gateways: 256 bytes and one id that ends a text.
+TOY_VOCAB_SIZE = 257
+TOY_EOS_TOKEN_ID = 256
+TOY_TOKENIZER_HASH = "toy-bytes-257"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja", "*.txt", "LICENSE*")
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -32,7 +32,7 @@ from paceline.protocol.messages import (
 from paceline.rpc.codec import decode_draft, decode_target, encode_draft, encode_target
 from paceline.rpc.limits import MAX_COUNTER, MAX_INT, WireLimits
 from paceline.rpc.v1 import speculation_pb2 as pb
-from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.params import MIN_TEMPERATURE, SamplingParams, VerificationMode
 
 VOCAB_SIZE = 50_000
 LIMITS = WireLimits.from_config(RpcConfig(), VOCAB_SIZE)
@@ -49,7 +49,7 @@ name = st.text(printable, min_size=1, max_size=256)
 token_ids = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40).map(tuple)
 sampling = st.builds(
     SamplingParams,
-    temperature=st.floats(0.0, 100.0),
+    temperature=st.one_of(st.just(0.0), st.floats(MIN_TEMPERATURE, 100.0)),
     top_p=st.floats(0.0, 1.0, exclude_min=True),
     top_k=st.integers(0, MAX_INT),
     seed=u64,

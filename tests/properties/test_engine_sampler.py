@@ -10,7 +10,7 @@ from paceline.engine.keyed_noise import gumbel, make_keys, token_words
 from paceline.engine.sampler import BatchedSampler, SampleRow
 from paceline.sampling import noise
 from paceline.sampling.acceptance import coupled_token
-from paceline.sampling.params import MAX_SEED, SamplingParams
+from paceline.sampling.params import MAX_SEED, MIN_TEMPERATURE, SamplingParams
 
 torch.set_num_threads(1)
 
@@ -20,7 +20,7 @@ LOGIT = st.one_of(
 )
 PARAMS = st.builds(
     SamplingParams,
-    temperature=st.one_of(st.just(0.0), st.floats(1e-3, 100.0)),
+    temperature=st.one_of(st.just(0.0), st.floats(MIN_TEMPERATURE, 100.0)),
     top_k=st.integers(0, 12),
     # values that no sum of a few tied probabilities hits exactly (see test_sampler for ties)
     top_p=st.sampled_from([1.0, 0.9137, 0.4111, 0.0123]),

@@ -84,6 +84,38 @@ def test_the_defaults_run_the_toy_model() -> None:
         ({"target": {"port_min": 6000, "port_max": 5999}}, "port_max must be >= target.port_min"),
         ({"target": {"max_num_seqs": 64, "max_rows_per_pass": 32}}, "must be >= target.max_num"),
         ({"speculation": {"num_speculative_tokens": 8, "max_draft_ahead": 4}}, "max_draft_ahead"),
+        ({"rpc": {"redial_min_s": 6.0}}, "rpc.redial_max_s must be >= rpc.redial_min_s"),
+        ({"rpc": {"peer_timeout_s": 0.5}}, "rpc.peer_timeout_s must be > rpc.ping_interval_s"),
+        (
+            {"controller": {"heartbeat_interval_s": 5.0}},
+            "heartbeat_timeout_s must be > controller.heartbeat_interval_s",
+        ),
+        (
+            {"rpc": {"max_tokens_per_item": 2047}},
+            r"max_tokens_per_item must be >= target.model.max_model_len \(2048\)",
+        ),
+        (
+            {"rpc": {"max_tokens_per_item": 4095}, "draft": {"model": {"max_model_len": 4096}}},
+            r"max_tokens_per_item must be >= draft.model.max_model_len \(4096\)",
+        ),
+        (
+            {"target": {"model": {"max_model_len": 838_657}}},
+            "max_message_bytes must be >= 4194309 for target.model.max_model_len",
+        ),
+        (
+            {"draft": {"model": {"max_model_len": 20_000}}, "rpc": {"max_message_bytes": 65536}},
+            "max_message_bytes must be >= 101024 for draft.model.max_model_len",
+        ),
+        ({"gateway": {"body_timeout_s": float("inf")}}, "finite number"),
+        ({"rpc": {"peer_timeout_s": float("nan")}}, "finite number"),
+        ({"target": {"model": {"toy_step_ms": float("inf")}}}, "finite number"),
+        ({"target": {"max_num_seqs": True}}, "no values here"),
+        ({"rpc": {"hello_timeout_s": True}}, "no values here"),
+        ({"speculation": {"method": False}}, "quote a word"),  # YAML's `off`
+        ({"target": {"model": {"device": "gpu"}}}, "'gpu' is no device: write auto, cpu, cuda"),
+        ({"target": {"model": {"device": "cuda:"}}}, "'cuda:' is no device"),
+        ({"draft": {"model": {"device": "cuda:-1"}}}, "'cuda:-1' is no device"),
+        ({"draft": {"model": {"device": "CPU"}}}, "'CPU' is no device"),
         ({"targets": {}}, "Extra inputs are not permitted"),
         ({"speculation": {"method": "magic"}}, "Input should be 'model' or 'off'"),
     ],
@@ -91,6 +123,19 @@ def test_the_defaults_run_the_toy_model() -> None:
 def test_contradictions_are_refused(data: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AppConfig.model_validate(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"target": {"model": {"max_model_len": 838_656}}},
+        {"target": {"model": {"num_kv_blocks": 2, "block_size": 1}}},
+        {"rpc": {"redial_min_s": 5, "redial_max_s": 5.0}},
+        *({"draft": {"model": {"device": d}}} for d in ("auto", "cpu", "cuda", "cuda:1", "mps")),
+    ],
+)
+def test_what_only_looks_odd_is_accepted(data: dict[str, object]) -> None:
+    AppConfig.model_validate(data)
 
 
 def test_readme_has_the_table_of_the_schema() -> None:

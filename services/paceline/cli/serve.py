@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from paceline import models
 from paceline.cli import cluster, servefile
 from paceline.cli.console import err, out, progress_display, status_display
 from paceline.cli.fetch import fetch
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 
 WATCH_S = 1.0
 EXAMPLE_PROMPT = "Why is the sky blue?"
@@ -33,13 +33,31 @@ def started(config: Path, host: str | None, port: int | None) -> Iterator[tuple[
 
 
 def prefetch(file: servefile.ServeFile) -> None:
-    """Every model that the file names, complete on this disk before a replica asks for it."""
+    """Every model that the file names, complete on this disk before a replica asks for it.
+
+    Also refuses a pair that the target would refuse at every handshake.
+    """
+    folders: dict[str, Path] = {}
     with progress_display() as progress:
         for source in file.sources:
             if source in models.ALIASES:
-                fetch(source, progress)
+                folders[source] = fetch(source, progress)
             elif source not in models.BUILTIN_SOURCES:
-                models.resolve(source)
+                folders[source] = models.resolve(source)
+    for app in file.apps:
+        if app.speculation.method == "model":
+            _check_tokenizers(folders, app.target.model.source, app.draft.model.source)
+
+
+def _check_tokenizers(folders: Mapping[str, Path], target: str, draft: str) -> None:
+    """Built-in engines have no folder; whether they fit is for the handshake to say."""
+    if target not in folders or draft not in folders:
+        return
+    if models.tokenizer_hash(folders[target]) != models.tokenizer_hash(folders[draft]):
+        raise ConfigError(
+            f"target.model.source {target!r} and draft.model.source {draft!r} have different "
+            "tokenizers: choose a draft made for this target, or set speculation.method: 'off'"
+        )
 
 
 def serve(config: Path, host: str | None, port: int | None) -> None:

@@ -15,12 +15,6 @@ from paceline.engine.timed import TimedEngine
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
 
-TOY_SOURCES = ("toy", "timed")
-# 256 bytes and one end-of-text id: the byte tokenizer of the toy deployment.
-TOY_VOCAB_SIZE = 257
-TOY_EOS_TOKEN_ID = 256
-TOY_TOKENIZER_HASH = "toy-bytes-257"
-
 
 def load_engine(
     model: ModelConfig, path: Path | None = None, *, draft_top_n: int | None = None
@@ -30,7 +24,7 @@ def load_engine(
     `draft_top_n` limits a draft's noise to its most likely tokens (safe only for a draft).
     `ConfigError` when the folder cannot be served.
     """
-    if model.source in TOY_SOURCES:
+    if model.source in models.BUILTIN_SOURCES:
         return _load_toy(model)
     if path is None:
         raise ConfigError(f"model {model.source} needs a folder; resolve it first")
@@ -50,12 +44,12 @@ def toy_info(model: ModelConfig) -> EngineInfo:
     """What a toy engine of this configuration announces."""
     return EngineInfo(
         model_id=model.source,
-        vocab_size=TOY_VOCAB_SIZE,
+        vocab_size=models.TOY_VOCAB_SIZE,
         max_model_len=model.max_model_len,
         block_size=model.block_size,
         num_blocks=model.num_kv_blocks,
-        tokenizer_hash=TOY_TOKENIZER_HASH,
-        eos_token_ids=(TOY_EOS_TOKEN_ID,),
+        tokenizer_hash=models.TOY_TOKENIZER_HASH,
+        eos_token_ids=(models.TOY_EOS_TOKEN_ID,),
     )
 
 

@@ -21,7 +21,8 @@ def is_filtered(params: SamplingParams, vocab_size: int) -> bool:
 
 def filter_row(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """A copy of logits [vocab_size] with -inf where top-k or top-p exclude a token."""
-    scaled = logits.double() / params.temperature
+    exact = logits.double()
+    scaled = (exact - exact.max()) / params.temperature
     if 0 < params.top_k < scaled.numel():
         threshold = scaled.topk(params.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < threshold, float("-inf"))

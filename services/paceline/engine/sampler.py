@@ -4,8 +4,9 @@ Noise is keyed by (seed, choice, output index, token id) alone, so a row's token
 on its batch mates or on the pass it is in. Knows no sequence, draft or target.
 
 Why not all of the noise: with u uniform on (0, 1), gumbel = -log(-log(1 - u)), which is below
--log(u) and at most `MAX_GUMBEL` (about 22.9). Let s be the best exact score among a row's top
-logits: the winner scores at least s. So a token with scaled logit x
+-log(u) and at most `MAX_GUMBEL` (about 22.9). A scaled logit is (logit - peak) / temperature, as
+in `sampling.processors`: at most 0, so finite logits never overflow. Let s be the best exact score
+among a row's top logits: the winner scores at least s. So a token with scaled logit x
  1. cannot win, whatever its noise, if x + MAX_GUMBEL < s: no Philox call for it;
  2. cannot win if x < s - HEAD_WIDTH and u > exp(-HEAD_WIDTH): no logarithm for it.
 What is left, a few hundred tokens, is scored exactly, in the reference's arithmetic. Both bounds
@@ -100,7 +101,7 @@ class BatchedSampler:
         return _top_n_tokens(logits, temperatures, keys, self._draft_top_n)
 
     def _odd_token(self, logits: torch.Tensor, row: SampleRow) -> int:
-        """Rows outside the batched arithmetic: NaN, infinities, temperatures near zero."""
+        """Rows outside the batched arithmetic, made finite first: NaN and infinities."""
         if bool(logits.isnan().any()) or not bool(logits.isfinite().any()):
             self.num_bad_rows += 1
         limit = torch.finfo(torch.float32).max
@@ -123,17 +124,18 @@ def greedy_tokens(logits: torch.Tensor) -> dict[int, int]:
 def coupled_tokens(
     logits: torch.Tensor, temperatures: torch.Tensor, keys: NoiseKeys
 ) -> dict[int, int]:
-    """Row -> argmax of logits / temperature + Gumbel, lowest id on ties.
+    """Row -> argmax of (logits - peak) / temperature + Gumbel, lowest id on ties.
 
-    logits [rows, vocab_size]; temperatures float64 [rows, 1]. Rows whose scores are not finite
-    are left out.
+    logits [rows, vocab_size]; temperatures float64 [rows, 1]. Rows that hold NaN or whose peak is
+    not finite are left out.
     """
     logits = _padded(logits)
     top = logits.topk(min(_NUM_BOUND_TOKENS, logits.shape[1]))
-    scores = top.values.double() / temperatures + gumbel(token_words(top.indices, keys))
-    bound = scores.amax(dim=1, keepdim=True)
-    in_head = _any_of_group(logits >= _cut(bound - HEAD_WIDTH, temperatures))
-    is_candidate = _any_of_group(logits >= _cut(bound - MAX_GUMBEL, temperatures))
+    peak = _peak(top.values)
+    scaled = (top.values.double() - peak) / temperatures
+    bound = (scaled + gumbel(token_words(top.indices, keys))).amax(dim=1, keepdim=True)
+    in_head = _any_of_group(logits >= _cut(bound - HEAD_WIDTH, peak, temperatures))
+    is_candidate = _any_of_group(logits >= _cut(bound - MAX_GUMBEL, peak, temperatures))
     tokens: dict[int, int] = {}
     for part, groups in _row_chunks(is_candidate):
         words = group_words(groups, keys.rows(part))
@@ -146,23 +148,29 @@ def coupled_tokens(
             IDS_PER_CALL, device=logits.device
         )
         row += part.start
-        scaled = logits[row[:, None], left_ids].double() / temperatures[row]
+        scaled = (logits[row[:, None], left_ids].double() - peak[row]) / temperatures[row]
         tokens |= _best(row, left_ids, scaled + gumbel(left_words), logits.shape[0])
     is_sound = bound[:, 0].isfinite().tolist()
     return {row: token_id for row, token_id in tokens.items() if is_sound[row]}
 
 
-def _cut(score: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """The raw logit, float32 and surely not too high, below which logit / temperature < score."""
-    cut = (score - _SLACK) * temperatures
-    return (cut - _RELATIVE_SLACK * (1.0 + cut.abs())).float()
+def _peak(top_values: torch.Tensor) -> torch.Tensor:
+    """Each row's largest logit, float64 [rows, 1]; NaN where a row holds NaN."""
+    return top_values.amax(dim=1, keepdim=True).double()
+
+
+def _cut(score: torch.Tensor, peak: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """The raw logit, float32 and surely not too high, below which the scaled logit < score."""
+    below = (score - _SLACK) * temperatures
+    return (peak + below - _RELATIVE_SLACK * (1.0 + peak.abs() + below.abs())).float()
 
 
 def _top_n_tokens(
     logits: torch.Tensor, temperatures: torch.Tensor, keys: NoiseKeys, top_n: int
 ) -> dict[int, int]:
     top = logits.topk(min(top_n, logits.shape[1]))
-    scores = top.values.double() / temperatures + gumbel(token_words(top.indices, keys))
+    scaled = (top.values.double() - _peak(top.values)) / temperatures
+    scores = scaled + gumbel(token_words(top.indices, keys))
     rows = torch.arange(logits.shape[0], device=logits.device)
     return _best(rows, top.indices, scores, logits.shape[0])
 

@@ -75,8 +75,8 @@ def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
     @app.get("/ready")
     async def ready() -> JSONResponse:
         """200 only when a request would be answered."""
-        if await service.is_ready():
-            return JSONResponse({"status": "ready"})
-        return error_response(
-            RequestError("No target is ready.", None, "not_ready", 503, retry_after_s=1)
-        )
+        try:
+            await service.check_ready()
+        except RequestError as error:
+            return error_response(error)
+        return JSONResponse({"status": "ready"})

@@ -38,19 +38,23 @@ class Exchange(Response):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        timeout = asyncio.timeout(self._service.config.request_timeout_s)
-        with self._service.place():
-            try:
-                async with timeout:
-                    raw = await read_body(self._request, self._service.config.max_body_bytes)
+        config = self._service.config
+        timeout = asyncio.timeout(config.request_timeout_s)
+        try:
+            async with timeout:
+                self._service.refuse_when_full()  # before reading what would be refused anyhow
+                raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
+                with self._service.place():
                     await until_disconnect(receive, self._answer(raw, send))
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                seconds = self._service.config.request_timeout_s
-                raise RequestError(
-                    f"The request took longer than {seconds:g} s.", None, "request_timeout", 504
-                ) from None
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise RequestError(
+                f"The request took longer than {config.request_timeout_s:g} s.",
+                None,
+                "request_timeout",
+                504,
+            ) from None
 
     async def _answer(self, raw: bytes, send: Send) -> None:
         body = parse_body(raw, BODY_TYPES[self._endpoint])

@@ -32,8 +32,8 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 FAIL_TIMEOUT_S = 5.0
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body, never holding more than the limit. Raises RequestError (413, 415)."""
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body, never holding more than the limit. Raises RequestError (408, 413, 415)."""
     media_type = request.headers.get("content-type", "application/json").split(";")[0].strip()
     if media_type.lower() != "application/json":
         # Also keeps foreign web pages out: a browser sends forms anywhere without asking.
@@ -45,10 +45,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     if declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise too_large
+    timeout = asyncio.timeout(timeout_s)
+    try:
+        async with timeout:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise RequestError(
+            f"The body did not arrive within {timeout_s:g} s.", None, "body_timeout", 408
+        ) from None
     return bytes(body)
 
 
@@ -107,6 +116,8 @@ def error_response(error: RequestError) -> JSONResponse:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 408:
+        headers["connection"] = "close"  # what is left of the body is not worth waiting for
     return JSONResponse(error_body(error), error.status, headers)
 
 

@@ -29,6 +29,7 @@ from paceline.gateway.parameters import (
     drop_neutral,
 )
 from paceline.gateway.tokenizer import ChatMessage
+from paceline.sampling.params import MIN_TEMPERATURE
 
 MAX_ECHO_CHARS = 64
 MAX_SENTENCE_CHARS = 200
@@ -125,6 +126,17 @@ class GenerationBody(_Body):
     ignore_eos: bool | None = None
     speculation: SpeculationOptions | None = None
 
+    @field_validator("temperature")
+    @classmethod
+    def _not_near_zero(cls, temperature: float | None) -> float | None:
+        if temperature is not None and 0.0 < temperature < MIN_TEMPERATURE:
+            raise PydanticCustomError(
+                "temperature",
+                "It must be 0, which is greedy, or at least {minimum}.",
+                {"minimum": MIN_TEMPERATURE},
+            )
+        return temperature
+
     @model_validator(mode="before")
     @classmethod
     def _neutral_parameters(cls, body: object) -> object:
@@ -140,7 +152,7 @@ class GenerationBody(_Body):
         fitting = "greedy" if self.effective_temperature == 0.0 else "coupled"
         if mode not in (None, fitting):
             raise PydanticCustomError(
-                "speculation",
+                "speculation.mode",
                 "'speculation.mode' '{mode}' does not fit the temperature; this one needs "
                 "'{fitting}'.",
                 {"mode": mode, "fitting": fitting},

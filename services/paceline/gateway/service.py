@@ -78,7 +78,19 @@ class GatewayService:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Room for one request, from its first byte to its last. Raises OverloadedError."""
+        """Room for one request, from its whole body to its answer's end. Raises OverloadedError.
+
+        Not from its first byte: bodies that never come would keep everybody else out.
+        """
+        self.refuse_when_full()
+        self.num_in_progress += 1
+        try:
+            yield
+        finally:
+            self.num_in_progress -= 1
+
+    def refuse_when_full(self) -> None:
+        """Raises OverloadedError while no place is free."""
         if self.num_in_progress >= self.config.max_concurrent_requests:
             raise OverloadedError(
                 f"{self.num_in_progress} requests are in progress, the limit; try again.",
@@ -86,11 +98,6 @@ class GatewayService:
                 "too_many_requests",
                 retry_after_s=1,
             )
-        self.num_in_progress += 1
-        try:
-            yield
-        finally:
-            self.num_in_progress -= 1
 
     async def plan(self, endpoint: Endpoint, body: GenerationBody) -> Plan:
         request_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
@@ -153,9 +160,16 @@ class GatewayService:
         if self._aborts:
             await asyncio.wait(self._aborts)
 
-    async def is_ready(self) -> bool:
+    async def check_ready(self) -> None:
+        """Raises RequestError (503) while a request would not be answered."""
+        try:
+            self.refuse_when_full()
+        except OverloadedError as error:
+            raise RequestError(error.message, None, "not_ready", 503, 1) from None
         try:
             async with asyncio.timeout(self.config.ready_timeout_s):
-                return await self._targets.ready()
+                is_ready = await self._targets.ready()
         except TimeoutError:
-            return False
+            is_ready = False
+        if not is_ready:
+            raise RequestError("No target is ready.", None, "not_ready", 503, 1)

@@ -6,6 +6,8 @@ event loop: every method is synchronous, thread-safe and may be slow; callers us
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +16,9 @@ from typing import Any, Protocol
 from jinja2.exceptions import TemplateError
 
 from paceline.errors import ConfigError, RequestError
+from paceline.models import BUILTIN_SOURCES, TOY_EOS_TOKEN_ID, TOY_VOCAB_SIZE
 
-TOY_SOURCES = frozenset({"toy", "timed"})
-TOY_VOCAB_SIZE = 256
-TOY_EOS_TOKEN_ID = 0
+_FENCE = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Tokenizer(Protocol):
 
 def load_tokenizer(model_source: str) -> Tokenizer:
     """The tokenizer of a model folder, or the toy's. Raises ConfigError, which says the fix."""
-    if model_source in TOY_SOURCES:
+    if model_source in BUILTIN_SOURCES:
         return ToyTokenizer()
     folder = Path(model_source)
     if not folder.is_dir():
@@ -65,7 +66,7 @@ def load_tokenizer(model_source: str) -> Tokenizer:
 
 
 class ToyTokenizer:
-    """Bytes are ids; id 0 ends a text. The vocabulary of the toy and timed engines."""
+    """Bytes are ids 0 to 255; id 256 ends a text. The vocabulary of the toy and timed engines."""
 
     @property
     def vocab_size(self) -> int:
@@ -201,8 +202,10 @@ class HuggingFaceTokenizer:
 
 
 def _unused_fence(contents: Sequence[str]) -> str:
-    """A private-use string that is in no message, so that nobody can forge it."""
-    number = 0
-    while any(f"\ue000{number}\ue001" in content for content in contents):
-        number += 1
+    """A private-use string that is in no message, so that nobody can forge it.
+
+    One pass over the messages, however many such strings they hold.
+    """
+    taken = {number for content in contents for number in _FENCE.findall(content)}
+    number = next(number for number in itertools.count() if str(number) not in taken)
     return f"\ue000{number}\ue001"

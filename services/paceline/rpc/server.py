@@ -7,7 +7,9 @@ it returns. A draft that breaks a rule costs itself its stream and nobody else a
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -31,8 +33,11 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 Status = tuple[grpc.StatusCode, str]
 
 OK: Status = (grpc.StatusCode.OK, "")
-# Calls beyond max_streams that may wait for their Hello; more are refused by gRPC itself.
+# Calls that may wait for their Hello; one more ends the oldest, so that a draft that speaks at
+# once gets in past any number of callers that never do.
 MAX_HANDSHAKES = 64
+# Calls beyond that which may be ending at the same time; more are refused by gRPC itself.
+MAX_ENDING = 64
 
 
 class _Refused(Exception):
@@ -77,7 +82,7 @@ class SpeculationServer:
         on_stream: OnStream,
     ) -> None:
         self._config = config
-        self._host = f"[{host}]" if ":" in host else host
+        self._host = host
         self._ports = range(port_min, port_max + 1)
         self._welcome = welcome
         self._on_stream = on_stream
@@ -85,12 +90,13 @@ class SpeculationServer:
         self._server: grpc.aio.Server | None = None
         self._port = 0
         self._streams: dict[asyncio.Task[Status], TargetStream] = {}  # also before their Hello
+        self._waiting: dict[TargetStream, None] = {}  # for their Hello, the oldest first
         self._num_established = 0  # Invariant: 0 <= _num_established <= max_streams.
 
     @property
     def address(self) -> str:
-        """host:port as bound; for a wildcard host the caller knows the node's own address."""
-        return f"{self._host}:{self._port}"
+        """address:port as bound; for a wildcard host the caller knows the node's own address."""
+        return _join(self._host, self._port)
 
     @property
     def port(self) -> int:
@@ -103,9 +109,10 @@ class SpeculationServer:
 
     async def start(self) -> None:
         """Bind the first free port of the range. Raises ConfigError when there is none."""
+        family, self._host = await _resolve(self._host)
         server = grpc.aio.server(
             options=server_options(self._config),
-            maximum_concurrent_rpcs=self._config.max_streams + MAX_HANDSHAKES,
+            maximum_concurrent_rpcs=self._config.max_streams + MAX_HANDSHAKES + MAX_ENDING,
         )
         # Bytes in, bytes out: the codec parses, so that garbage is counted like any other offence
         # instead of failing inside gRPC.
@@ -113,7 +120,7 @@ class SpeculationServer:
         handler = grpc.stream_stream_rpc_method_handler(self._speculate)
         generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
         server.add_generic_rpc_handlers((generic,))
-        self._port = self._bind(server)
+        self._port = self._bind(server, family)
         await server.start()
         self._server = server
         logger.info("speculation server listens on %s", self.address)
@@ -134,12 +141,19 @@ class SpeculationServer:
         if leftover:
             await asyncio.wait(leftover)
 
-    def _bind(self, server: grpc.aio.Server) -> int:
+    def _bind(self, server: grpc.aio.Server, family: int) -> int:
         for port in self._ports:
-            if not _is_free(self._host, port):
+            # Ask the kernel first: gRPC logs an error for every busy port.
+            problem = _bind_problem(family, self._host, port)
+            if problem == errno.EADDRINUSE:
                 continue
+            if problem is not None:
+                raise ConfigError(
+                    f"cannot listen on {_join(self._host, port)} ({os.strerror(problem)}): change "
+                    "target.host or target.port_min..port_max"
+                )
             try:
-                return server.add_insecure_port(f"{self._host}:{port}")
+                return server.add_insecure_port(_join(self._host, port))
             except RuntimeError:  # somebody was faster
                 continue
         raise ConfigError(
@@ -189,7 +203,7 @@ class SpeculationServer:
     async def _shake_hands(self, stream: TargetStream) -> Hello:
         """The Hello; from here on the stream counts. Raises _Refused after saying Bye."""
         try:
-            hello = self._check_hello(await stream.receive_first())
+            hello = self._check_hello(await self._first_message(stream))
         except _Refused as refused:
             stream.close(str(refused))
             raise
@@ -197,6 +211,17 @@ class SpeculationServer:
         stream.send(self._welcome)
         stream.establish()
         return hello
+
+    async def _first_message(self, stream: TargetStream) -> object:
+        self._waiting[stream] = None
+        if len(self._waiting) > MAX_HANDSHAKES:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.lose(f"no Hello yet, and {MAX_HANDSHAKES} newer calls wait for theirs")
+        try:
+            return await stream.receive_first()
+        finally:
+            self._waiting.pop(stream, None)
 
     def _check_hello(self, hello: object) -> Hello:
         if not isinstance(hello, Hello):
@@ -215,11 +240,32 @@ class SpeculationServer:
         return hello
 
 
-def _is_free(host: str, port: int) -> bool:
-    """Ask the kernel first: gRPC logs an error for every busy port."""
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+async def _resolve(host: str) -> tuple[int, str]:
+    """(family, numeric address) of a host of this machine. Raises ConfigError."""
+    fix = "name an address of this machine, or 0.0.0.0 for all of them"
     try:
-        socket.create_server((host.strip("[]"), port), family=family).close()
-    except OSError:
-        return False
-    return True
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise ConfigError(f"target.host {host!r} cannot be resolved ({reason}): {fix}") from error
+    problem: int | None = None
+    for family, _, _, _, socket_address in found:
+        address = str(socket_address[0])
+        problem = _bind_problem(family, address, 0)
+        if problem is None:
+            return family, address
+    reason = os.strerror(problem or errno.EADDRNOTAVAIL)
+    raise ConfigError(f"cannot listen on target.host {host!r} ({reason}): {fix}")
+
+
+def _bind_problem(family: int, address: str, port: int) -> int | None:
+    """The errno of listening there, None when it works; port 0 asks about the address alone."""
+    try:
+        socket.create_server((address, port), family=family).close()
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return None
+
+
+def _join(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -2,6 +2,9 @@
 
 The result is again a row of logits, `-inf` where a token may not be chosen, so that processors
 compose and `softmax` of the result is the law. Knows no noise and no draft.
+
+The row's peak is subtracted before the division by the temperature, so that no finite logit can
+overflow: the best one is always exactly 0. `engine/sampler.py` does it in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ def process_logits(logits: Sequence[float], params: SamplingParams) -> list[floa
     if params.is_greedy:
         best = greedy_token(logits)
         return [0.0 if token_id == best else MASKED for token_id in range(len(logits))]
-    scaled = [logit / params.temperature for logit in logits]
+    peak = max(logits)
+    scaled = [(logit - peak) / params.temperature for logit in logits]
     return _mask_top_p(_mask_top_k(scaled, params.top_k), params.top_p)
 
 

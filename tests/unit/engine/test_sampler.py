@@ -10,7 +10,7 @@ import torch
 from paceline.engine.keyed_noise import gumbel, make_keys, token_words
 from paceline.engine.sampler import BatchedSampler, SampleRow, coupled_tokens, greedy_tokens
 from paceline.sampling.acceptance import coupled_token
-from paceline.sampling.params import SamplingParams
+from paceline.sampling.params import MIN_TEMPERATURE, SamplingParams
 
 NEG_INF = float("-inf")
 
@@ -96,7 +96,8 @@ def full_noise_tokens(
     """No pruning at all: every id's exact score, lowest id on ties."""
     every_id = torch.arange(logits.shape[1]).expand(logits.shape)
     noise = gumbel(token_words(every_id, make_keys(keys, logits.device)))
-    return greedy_tokens(logits.double() / temperature + noise)
+    exact = logits.double()
+    return greedy_tokens((exact - exact.amax(dim=1, keepdim=True)) / temperature + noise)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5, 0.8, 1.0, 1.5, 20.0])
@@ -169,10 +170,60 @@ def test_broken_rows_are_counted_and_hurt_no_other_row(temperature: float) -> No
     assert sampler.num_bad_rows >= 1
 
 
-def test_an_infinite_logit_and_a_vanishing_temperature_follow_the_reference() -> None:
-    logits = torch.tensor([[1.0, float("inf"), 2.0], [1.0, 3.0, 2.0]])
-    rows = [row(temperature=0.8), row(temperature=1e-305)]
-    assert BatchedSampler().sample(logits, rows) == [1, 1]
+FILTERS = [{}, {"top_p": 0.5}, {"top_k": 2}, {"top_k": 3, "top_p": 0.9}]
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("draft_top_n", [None, 2])
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("temperature", [0.0, MIN_TEMPERATURE, 0.8, 100.0])
+def test_no_row_whatever_it_holds_raises(
+    temperature: float, filters: dict[str, float], draft_top_n: int | None
+) -> None:
+    """One bad row must not fail the pass of the others."""
+    inf, nan = float("inf"), float("nan")
+    odd = [
+        [1.0, inf, 2.0, -inf],
+        [inf, inf, inf, inf],
+        [-inf, inf, nan, 0.0],
+        [nan, nan, nan, nan],
+        [-inf, -inf, -inf, -inf],
+        [nan, -inf, 1.0, 2.0],
+        [FLOAT32_MAX, -FLOAT32_MAX, FLOAT32_MAX, 0.0],
+        [-FLOAT32_MAX, -FLOAT32_MAX, -inf, -FLOAT32_MAX],
+    ]
+    good = [0.5, 3.0, 2.0, 1.0]
+    logits = torch.tensor([*odd, good])
+    rows = [row(i, temperature=temperature, seed=4, **filters) for i in range(len(logits))]
+    chosen = BatchedSampler(draft_top_n=draft_top_n).sample(logits, rows)
+    assert all(0 <= token_id < 4 for token_id in chosen)
+    assert chosen[0] == 1
+    alone = BatchedSampler(draft_top_n=draft_top_n).sample(logits[-1:], rows[-1:])
+    assert chosen[-1:] == alone
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e30, FLOAT32_MAX])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_the_coldest_temperature_and_huge_logits_equal_the_reference(
+    spread: float, filters: dict[str, float]
+) -> None:
+    torch.manual_seed(10)
+    logits = (torch.rand(20, 70) * 2 - 1) * spread
+    sampler = BatchedSampler()
+    for temperature in (MIN_TEMPERATURE, 0.8, 100.0):
+        rows = [row(i, temperature=temperature, seed=i, **filters) for i in range(20)]
+        assert sampler.sample(logits, rows) == reference(logits, rows)
+    assert sampler.num_bad_rows == 0
+
+
+def test_logits_far_from_zero_sample_like_the_same_ones_near_it() -> None:
+    """The bounds hold around the peak, wherever it is."""
+    torch.manual_seed(11)
+    logits = (torch.randn(40, 900) * 4 * 64).round() / 64
+    rows = [row(i, temperature=0.8, seed=i) for i in range(40)]
+    near = BatchedSampler().sample(logits, rows)
+    for offset in (-30000.0, 30000.0):
+        assert BatchedSampler().sample(logits + offset, rows) == near
 
 
 def test_draft_shortcut_is_exact_among_the_top_logits() -> None:

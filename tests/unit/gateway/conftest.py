@@ -126,19 +126,24 @@ class Harness:
         await self.service.drain()
         return self.service.num_in_progress == 0
 
-    def begin(self, path: str, body: Any) -> RawExchange:
-        return RawExchange(self.app, path, json.dumps(body).encode())
+    def begin(self, path: str, body: Any, is_whole: bool = True) -> RawExchange:
+        return RawExchange(self.app, path, json.dumps(body).encode(), is_whole)
 
 
 class RawExchange:
-    """A request driven message by message, so that its client can leave or stop reading."""
+    """A request driven message by message, so that its client can leave or stop reading.
 
-    def __init__(self, app: FastAPI, path: str, body: bytes) -> None:
+    Without `is_whole` the body's last part waits for `finish_body`.
+    """
+
+    def __init__(self, app: FastAPI, path: str, body: bytes, is_whole: bool) -> None:
         self.sent: list[dict[str, Any]] = []
         self.leave = asyncio.Event()
         self.is_reading = asyncio.Event()
         self.is_reading.set()
-        self._body = [{"type": "http.request", "body": body, "more_body": False}]
+        self._body: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._body.put_nowait({"type": "http.request", "body": body, "more_body": not is_whole})
+        self._is_whole = is_whole
         scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -156,14 +161,18 @@ class RawExchange:
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
-        if self._body:
-            return self._body.pop()
+        if not self._is_whole or not self._body.empty():
+            return await self._body.get()
         await self.leave.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
         await self.is_reading.wait()
         self.sent.append(message)
+
+    def finish_body(self) -> None:
+        self._is_whole = True
+        self._body.put_nowait({"type": "http.request", "body": b"", "more_body": False})
 
     @property
     def status(self) -> int | None:

@@ -191,6 +191,61 @@ async def test_ready_and_health(make_harness: Any) -> None:
         assert (await harness.get("/health")).status_code == 200
 
 
+async def test_ready_says_no_while_no_place_is_free(make_harness: Any, round_of: RoundOf) -> None:
+    harness = make_harness(max_concurrent_requests=1)
+    gate = asyncio.Event()
+    harness.targets.script = [gate, round_of("x", "length")]
+    running = harness.begin("/v1/completions", BODY)
+    await harness.targets.begun.get()
+    answer = await harness.get("/ready")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "not_ready"
+    assert "1 requests are in progress" in answer.json()["error"]["message"]
+    gate.set()
+    await running.task
+    assert (await harness.get("/ready")).status_code == 200
+
+
+async def test_bodies_that_never_come_take_no_place(make_harness: Any, round_of: RoundOf) -> None:
+    harness = make_harness(max_concurrent_requests=1, body_timeout_s=0.2)
+    harness.targets.script = [round_of("x", "length")]
+    slow = [harness.begin("/v1/completions", BODY, is_whole=False) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(exchange.task.done() for exchange in slow)
+    assert (await harness.get("/ready")).status_code == 200
+    assert (await harness.complete()).status_code == 200
+    await asyncio.gather(*(exchange.task for exchange in slow))
+    for exchange in slow:
+        assert exchange.status == 408
+        assert (b"connection", b"close") in exchange.sent[0]["headers"]
+        assert json.loads(exchange.body)["error"] == {
+            "message": "The body did not arrive within 0.2 s.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "body_timeout",
+        }
+    assert len(harness.targets.requests) == 1
+    assert await harness.is_idle()
+
+
+async def test_places_taken_while_a_body_came_refuse_it(
+    make_harness: Any, round_of: RoundOf
+) -> None:
+    harness = make_harness(max_concurrent_requests=1)
+    gate = asyncio.Event()
+    harness.targets.script = [gate, round_of("x", "length")]
+    late = harness.begin("/v1/completions", BODY, is_whole=False)
+    await asyncio.sleep(0)
+    running = harness.begin("/v1/completions", BODY)
+    await harness.targets.begun.get()
+    late.finish_body()
+    await late.task
+    assert late.status == 429
+    gate.set()
+    await running.task
+    assert running.status == 200
+
+
 async def test_concurrent_requests_do_not_mix(harness: Any, round_of: RoundOf) -> None:
     harness.targets.script = [round_of("ab"), round_of("c", "length")]
     answers = await asyncio.gather(*(harness.complete() for _ in range(20)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config import GatewayConfig
+from paceline.config import GatewayConfig, ModelConfig
+from paceline.engine.loader import toy_info
 from paceline.errors import ContextLengthError, RequestError
 from paceline.gateway.openai import ChatBody, CompletionBody, GenerationBody
 from paceline.gateway.plan import Endpoint, Plan, Planner
@@ -30,6 +31,15 @@ def chat(content: str, max_tokens: int | None = None) -> ChatBody:
             "max_completion_tokens": max_tokens,
         }
     )
+
+
+def test_every_id_of_the_toy_engine_may_be_in_a_prompt() -> None:
+    """Gateway and engine mean the same vocabulary, its end-of-text id included."""
+    info, tokenizer = toy_info(ModelConfig()), ToyTokenizer()
+    assert tokenizer.vocab_size == info.vocab_size == 257
+    assert plan(text([0, 255, 256])).request.prompt_token_ids == (0, 255, 256)
+    specials = [i for i in range(info.vocab_size) if tokenizer.is_special(i)]
+    assert specials == list(info.eos_token_ids)
 
 
 @pytest.mark.parametrize(

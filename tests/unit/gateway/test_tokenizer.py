@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from paceline.errors import ConfigError, RequestError
 from paceline.gateway.openai import ChatBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.text import IncrementalDetokenizer
-from paceline.gateway.tokenizer import ChatMessage, ToyTokenizer, load_tokenizer
+from paceline.gateway.tokenizer import ChatMessage, ToyTokenizer, _unused_fence, load_tokenizer
 
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('the user speaks first') }}"
@@ -104,6 +105,24 @@ def test_control_tokens_in_content_stay_text(content: str, tokenizer: Any) -> No
     assert tokenizer.decode(inside) == f"user\n{content.strip()}"
 
 
+@pytest.mark.parametrize("taken", [[], [0], [1, 2], [0, 1, 3], ["00", "007", "0"], ["٠", "1x"]])
+def test_the_fence_is_in_no_message(taken: list[object]) -> None:
+    contents = [f"a\ue000{number}\ue001b" for number in taken] + ["\ue000", "\ue0000\ue000\ue001"]
+    fence = _unused_fence(contents)
+    assert fence not in "".join(contents)
+    assert fence.strip("\ue000\ue001") == str(
+        min(number for number in range(5) if not {number, str(number)} & set(taken))
+    )
+
+
+def test_a_message_full_of_fences_costs_one_pass() -> None:
+    """Tried one by one against the whole message, this took seconds."""
+    content = "".join(f"\ue000{number}\ue001" for number in range(32_000))
+    started = time.process_time()
+    assert _unused_fence([content]) == "\ue00032000\ue001"
+    assert time.process_time() - started < 0.5
+
+
 def test_raw_prompts_may_use_control_tokens(tokenizer: Any) -> None:
     assert tokenizer.encode("<|im_start|>") == [START]
 
@@ -155,6 +174,7 @@ def test_toy() -> None:
     assert isinstance(toy, ToyTokenizer)
     assert isinstance(load_tokenizer("timed"), ToyTokenizer)
     assert toy.encode("é") == [0xC3, 0xA9]
-    assert toy.decode([0xC3, 0xA9, 0, 300]) == "é"
+    assert toy.decode([0xC3, 0xA9, 0, 256, 300]) == "é\x00"
+    assert [i for i in range(toy.vocab_size) if toy.is_special(i)] == [256]
     messages = [ChatMessage("system", "a"), ChatMessage("user", "b")]
     assert toy.decode(toy.encode_chat(messages)) == "system: a\nuser: b\nassistant: "

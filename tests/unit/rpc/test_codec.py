@@ -222,6 +222,7 @@ SAMPLING_OFFENCES = [
     ("temperature", float("inf"), "temperature must be in"),
     ("temperature", -0.1, "temperature must be in"),
     ("temperature", 100.1, "temperature must be in"),
+    ("temperature", 1e-310, "temperature must be 0 or at least 1e-05"),
     ("top_p", float("nan"), "top_p must be in"),
     ("top_p", 0.0, "top_p must be in"),
     ("top_p", 1.1, "top_p must be in"),

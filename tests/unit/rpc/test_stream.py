@@ -17,7 +17,7 @@ from paceline.rpc.limits import WireLimits
 from paceline.rpc.stream import DraftStream, Load, TransportError
 from tests.rpc import messages as m
 
-CONFIG = RpcConfig(ping_interval_s=60.0, peer_timeout_s=60.0)  # quiet, unless a test says so
+CONFIG = RpcConfig(ping_interval_s=60.0, peer_timeout_s=61.0)  # quiet, unless a test says so
 LIMITS = WireLimits.from_config(CONFIG, m.VOCAB_SIZE)
 
 

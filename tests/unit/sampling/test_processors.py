@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.sampling.params import SamplingParams
+from paceline.sampling.params import MIN_TEMPERATURE, SamplingParams
 from paceline.sampling.processors import MASKED, greedy_token, process_logits, softmax
 
 
@@ -15,12 +15,25 @@ def kept(logits, **params):
     return [i for i, logit in enumerate(processed) if logit != MASKED]
 
 
-def test_defaults_change_nothing():
-    assert process_logits([1.0, -2.0, 0.5], SamplingParams()) == [1.0, -2.0, 0.5]
+def test_defaults_only_shift_the_peak_to_zero():
+    assert process_logits([1.0, -2.0, 0.5], SamplingParams()) == [0.0, -3.0, -0.5]
 
 
 def test_temperature_divides():
-    assert process_logits([1.0, -2.0], SamplingParams(temperature=0.5)) == [2.0, -4.0]
+    assert process_logits([1.0, -2.0], SamplingParams(temperature=0.5)) == [0.0, -6.0]
+
+
+FLOAT32_MAX = 3.4028234663852886e38
+
+
+@pytest.mark.parametrize("peak", [FLOAT32_MAX, -FLOAT32_MAX, 1.7e308, 0.0])
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"top_k": 1}, {"top_k": 2, "top_p": 0.9}])
+def test_no_finite_logits_overflow(peak, fields):
+    """Divided first, a logit of 3e38 at temperature 1e-5 would still fit, but 1e304 would not."""
+    params = SamplingParams(temperature=MIN_TEMPERATURE, **fields)
+    processed = process_logits([-1.7e308, peak, -FLOAT32_MAX], params)
+    assert max(processed) == 0.0
+    assert math.isclose(math.fsum(softmax(processed)), 1.0)
 
 
 def test_greedy_is_the_law_of_the_lowest_best_id():
@@ -77,7 +90,8 @@ def test_never_empty_and_survivors_keep_their_ratios(logits, temperature, top_k,
     processed = process_logits(logits, params)
     assert processed[greedy_token(logits)] != MASKED
     assert all(
-        new in (old / temperature, MASKED) for old, new in zip(logits, processed, strict=True)
+        new in ((old - max(logits)) / temperature, MASKED)
+        for old, new in zip(logits, processed, strict=True)
     )
     assert math.isclose(sum(softmax(processed)), 1)
 

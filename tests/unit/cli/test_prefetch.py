@@ -1,0 +1,83 @@
+"""What `paceline serve` finds out about the models before anything is started."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.cli import cluster, serve, servefile
+from paceline.errors import ConfigError
+
+
+def model_folder(path: Path, *tokens: str) -> Path:
+    """A folder that resolves, with weights of no tensor and these tokens."""
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    (path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return path
+
+
+def serve_file(folder: Path, target: object, draft: object, **args: Any) -> Path:
+    models = {
+        "target": {"model": {"source": str(target)}},
+        "draft": {"model": {"source": str(draft)}},
+    }
+    application = {"import_path": servefile.BUILDER, "args": {**models, **args}}
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    return {
+        "target": model_folder(tmp_path / "target", "a", "b"),
+        "fitting": model_folder(tmp_path / "fitting", "a", "b"),
+        "other": model_folder(tmp_path / "other", "b", "a"),
+    }
+
+
+def test_a_draft_with_another_tokenizer_is_refused_before_anything_starts(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.setattr(cluster, "local_service", start)
+    path = serve_file(tmp_path, folders["target"], folders["other"])
+    with pytest.raises(ConfigError) as caught, serve.started(path, "127.0.0.1", 0):
+        pass
+    assert str(caught.value) == (
+        f"target.model.source {str(folders['target'])!r} and draft.model.source "
+        f"{str(folders['other'])!r} have different tokenizers: choose a draft made for this "
+        "target, or set speculation.method: 'off'"
+    )
+
+
+def test_what_fits_or_is_never_asked_passes(folders: dict[str, Path], tmp_path: Path) -> None:
+    target = folders["target"]
+    off = {"speculation": {"method": "off"}}
+    for draft, args in (
+        (folders["fitting"], {}), (target, {}), (folders["other"], off), ("toy", {}),
+    ):  # fmt: skip
+        serve.prefetch(servefile.load(serve_file(tmp_path, target, draft, **args)))
+
+
+def test_a_wrong_device_is_told_when_the_file_is_read(tmp_path: Path) -> None:
+    path = serve_file(tmp_path, "toy", "toy")
+    data = yaml.safe_load(path.read_text())
+    data["applications"][0]["args"]["target"]["model"]["device"] = "gpu"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(ConfigError) as caught, serve.started(path, None, 0):
+        pass
+    assert str(caught.value) == (
+        f"{path}: applications.0.args.target.model.device: Value error, 'gpu' is no device: "
+        "write auto, cpu, cuda, cuda:0 or mps"
+    )
