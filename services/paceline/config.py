@@ -149,7 +149,7 @@ class SpeculationConfig(_Section):
         16, ge=1, le=64, description="ceiling of K; a request that asks for more gets this"
     )
     max_draft_ahead: int = Field(
-        16, ge=1, le=256, description="tokens a draft may be ahead of the committed text"
+        16, ge=1, le=256, description="tokens a draft may be ahead (and never more than 2 K + 1)"
     )
     max_lone_wait_ms: float = Field(
         50.0,

@@ -134,6 +134,7 @@ class Scheduler:
             )
         session_id, self._next_session_id = self._next_session_id, self._next_session_id + 1
         stops = () if request.ignore_eos else (*request.stop_token_ids, *self.info.eos_token_ids)
+        max_draft = self._max_draft(request)
         session = TargetSession(
             session_id,
             request.prompt_token_ids,
@@ -142,9 +143,9 @@ class Scheduler:
             max_tokens=request.max_tokens,
             max_len=self.info.max_model_len,
             stop_token_ids=frozenset(stops),
-            max_draft_ahead=self.speculation.max_draft_ahead,
+            max_draft_ahead=self._max_draft_ahead(max_draft),
         )
-        sequence = Sequence(session, request, self._max_draft(request), num_blocks)
+        sequence = Sequence(session, request, max_draft, num_blocks)
         sequence.ready_us = now_us
         self._sequences[session_id] = sequence
         self._waiting.append(session_id)
@@ -180,6 +181,13 @@ class Scheduler:
         asked = request.speculation.max_tokens
         wanted = self.speculation.num_speculative_tokens if asked is None else asked
         return min(wanted, self.speculation.max_num_speculative_tokens)
+
+    def _max_draft_ahead(self, max_draft: int) -> int:
+        """Credit: what this pass verifies, its bonus, and what the next one could.
+
+        A proposal further ahead is a longer bet that no pass can use any sooner.
+        """
+        return min(self.speculation.max_draft_ahead, 2 * max_draft + 1)
 
     def abort(self, session_id: int) -> bool:
         """End a sequence early; False when it is already gone."""

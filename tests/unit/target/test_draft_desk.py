@@ -56,7 +56,7 @@ class TestOpen:
         rig = opened_rig(make_rig, answer=False)
         link_id, message = rig.sent[0]
         assert (link_id, message.session_id, message.epoch) == (1, 1, 1)
-        assert (message.token_ids, message.limit_position) == (PROMPT, 19)
+        assert (message.token_ids, message.limit_position) == (PROMPT, len(PROMPT) + 2 * 4 + 1)
         assert link_of(rig) is LinkState.OPENING
         assert rig.desk.counts == {"attached": 1, "opened": 1}
 

@@ -284,11 +284,11 @@ class TestMeasuredCosts:
         assert rig.scheduler.policy.arrival_us.value == pytest.approx(200)
 
     def test_a_pause_for_lack_of_credit_is_no_spacing(self, make_rig):
-        """16 are here, the draft must wait for the next verdict; then it goes on."""
+        """9 are here (2 K + 1), the draft must wait for the next verdict; then it goes on."""
         rig = lone(make_rig)
         arrive(rig, 20, 1000)
         rig.step()
-        assert rig.scheduler._sequences[1].session.window_len == 16 - 5
+        assert rig.scheduler._sequences[1].session.window_len == 9 - 5
         rig.now = 9000
         rig.draft(1)
         assert rig.scheduler.policy.arrival_us.value is None

@@ -1,5 +1,6 @@
 """Continuous batching without drafts: admission, chunked prefill, limits, texts."""
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -299,3 +300,14 @@ class TestRequestsThatCannotRun:
             with pytest.raises(RequestError):
                 rig.add(bad, 5)
         rig.check_clean()
+
+
+@pytest.mark.parametrize(("draft_tokens", "ahead"), [(1, 3), (2, 5), (4, 9), (8, 16)])
+def test_credit_is_what_two_passes_could_use(make_rig, draft_tokens, ahead):
+    """2 K + 1 positions, or `max_draft_ahead` (16) where that is less."""
+    rig = make_rig()
+    request = rig.request(max_tokens=100)
+    asked = SpeculationRequest("model", draft_tokens)
+    rig.scheduler.add(dataclasses.replace(request, speculation=asked), 0)
+    session = rig.scheduler._sequences[1].session
+    assert session.limit_position - session.committed_len == ahead
