@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from paceline.config import DraftConfig, RpcConfig
 from paceline.engine.base import OutOfBlocks, StepItem
 from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.pass_loop import PassLoop
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
 from paceline.protocol.messages import PROTOCOL_VERSION, DraftMessage, Hello
 from paceline.rpc.backoff import Backoff
@@ -57,25 +58,22 @@ class DraftDriver:
             max_sessions=config.max_sessions,
             modes=SUPPORTED_MODES,
         )
-        self._wake = asyncio.Event()
         self._streams: dict[int, DraftStream] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # cancelled links that still say Bye
         self._connected: set[str] = set()
         self._next_link_id = 1
-        self._loop_task: asyncio.Task[None] | None = None
+        self._loop = PassLoop("draft", self._turn)
 
     async def start(self) -> None:
-        self._loop_task = asyncio.create_task(self._run(), name="paceline-draft-passes")
+        self._loop.start()
 
     async def stop(self) -> None:
         for stream in self._streams.values():
             stream.close("the draft is shutting down")
         self.set_targets(())
-        tasks = [task for task in (self._loop_task, *self._leaving) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._loop.stop()
         self.worker.close()
 
     async def __aenter__(self) -> DraftDriver:
@@ -87,10 +85,7 @@ class DraftDriver:
 
     def check_health(self) -> None:
         """Raises when the pass loop has ended."""
-        task = self._loop_task
-        if task is None or task.done():
-            error = None if task is None or task.cancelled() else task.exception()
-            raise RuntimeError(f"the pass loop of this draft is not running: {error!r}")
+        self._loop.check_health()
 
     @property
     def connected(self) -> tuple[str, ...]:
@@ -137,12 +132,12 @@ class DraftDriver:
                 for message in await stream.receive():
                     for answer in self.table.receive(link_id, message, monotonic_us()):
                         stream.send(answer)
-                self._wake.set()
+                self._loop.wake()
         finally:
             self._connected.discard(address)
             del self._streams[link_id]
             self.table.lose_link(link_id)
-            self._wake.set()
+            self._loop.wake()
 
     def _send(self, link_id: int, message: DraftMessage) -> None:
         stream = self._streams.get(link_id)
@@ -151,23 +146,14 @@ class DraftDriver:
 
     # -- passes -----------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            for link_id, close in self.table.expire(monotonic_us()):
-                self._send(link_id, close)
-            items = self.table.begin_pass(self._config.max_rows_per_pass)
-            if items or self.table.has_released:
-                await self._pass(items)
-            else:
-                await self._wait()
-
-    async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(self._config.session_idle_s / 4):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+    async def _turn(self) -> None:
+        for link_id, close in self.table.expire(monotonic_us()):
+            self._send(link_id, close)
+        items = self.table.begin_pass(self._config.max_rows_per_pass)
+        if items or self.table.has_released:
+            await self._pass(items)
+        else:
+            await self._loop.wait(self._config.session_idle_s / 4)
 
     async def _pass(self, items: list[PassItem]) -> None:
         try:

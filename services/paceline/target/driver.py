@@ -13,6 +13,7 @@ from paceline.config import AppConfig
 from paceline.engine.worker import EngineWorker, monotonic_us
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.pass_loop import PassLoop
 from paceline.protocol.messages import PROTOCOL_VERSION, DraftTokens, Hello, Welcome
 from paceline.rpc.errors import StreamLost
 from paceline.rpc.server import SpeculationServer
@@ -36,7 +37,6 @@ class TargetDriver:
         self.worker = worker
         self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
         self._rpc = config.rpc
-        self._wake = asyncio.Event()
         self._queues: dict[int, asyncio.Queue[_Delivery]] = {}
         self._requests: dict[str, int] = {}
         self._streams: dict[int, TargetStream] = {}
@@ -58,19 +58,16 @@ class TargetDriver:
             self.welcome,
             self._serve_draft,
         )
-        self._loop_task: asyncio.Task[None] | None = None
-        self._is_down = False
+        self._loop = PassLoop("target", self._turn, self._fail_all)
 
     async def start(self) -> None:
         await self.server.start()
-        self._loop_task = asyncio.create_task(self._run(), name="paceline-target-passes")
+        self._loop.start()
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """End all streams and the pass loop; requests in progress get an error."""
         await self.server.stop(grace_s)
-        if self._loop_task is not None:
-            self._loop_task.cancel()
-            await asyncio.gather(self._loop_task, return_exceptions=True)
+        await self._loop.stop()
         self.worker.close()
 
     async def __aenter__(self) -> TargetDriver:
@@ -82,10 +79,7 @@ class TargetDriver:
 
     def check_health(self) -> None:
         """Raises when the pass loop has ended."""
-        task = self._loop_task
-        if task is None or task.done():
-            error = None if task is None or task.cancelled() else task.exception()
-            raise RuntimeError(f"the pass loop of this target is not running: {error!r}")
+        self._loop.check_health()
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -93,13 +87,13 @@ class TargetDriver:
         """One delta per round; closing the iterator early aborts the sequence."""
         if request.request_id in self._requests:
             raise RequestError("a request with this id is in progress", "request_id")
-        if self._is_down:
+        if not self._loop.is_running:
             raise RequestError(_DOWN, None, "target_lost", 503, 1)
         session_id = self.scheduler.add(request, monotonic_us())
         queue: asyncio.Queue[_Delivery] = asyncio.Queue()  # bounded by max_tokens deltas
         self._queues[session_id] = queue
         self._requests[request.request_id] = session_id
-        self._wake.set()
+        self._loop.wake()
         try:
             while True:
                 delta = await queue.get()
@@ -112,7 +106,7 @@ class TargetDriver:
             self._queues.pop(session_id, None)
             self._requests.pop(request.request_id, None)
             if self.scheduler.abort(session_id):
-                self._wake.set()
+                self._loop.wake()
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is; False when this target does not have it."""
@@ -127,42 +121,30 @@ class TargetDriver:
         if queue is not None:
             queue.put_nowait(RequestError(sentence, None, "aborted", status))
         if self.scheduler.abort(session_id):
-            self._wake.set()
+            self._loop.wake()
 
     # -- passes -----------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        try:
-            while True:
-                self._wake.clear()
-                plan = self.scheduler.plan(monotonic_us())
-                self._flush()
-                if isinstance(plan, Hold):
-                    await self._run_released()
-                    await self._wait(plan.until_us)
-                else:
-                    await self._pass(plan)
-        except Exception:
-            # Our bug: say it in this replica's log, and let the health check replace it.
-            logger.exception("the pass loop of this target failed")
-            raise
-        finally:
-            self._is_down = True
-            for session_id in list(self._queues):
-                self._fail(session_id, _DOWN, 503)
+    async def _turn(self) -> None:
+        plan = self.scheduler.plan(monotonic_us())
+        self._flush()
+        if isinstance(plan, Hold):
+            await self._run_released()
+            until_us = plan.until_us
+            await self._loop.wait(
+                None if until_us is None else max(0, until_us - monotonic_us()) / 1e6
+            )
+        else:
+            await self._pass(plan)
+
+    def _fail_all(self) -> None:
+        for session_id in list(self._queues):
+            self._fail(session_id, _DOWN, 503)
 
     async def _run_released(self) -> None:
         released = self.scheduler.take_released()
         if released:
             await self.worker.run(released, [])
-
-    async def _wait(self, until_us: int | None) -> None:
-        timeout = None if until_us is None else max(0, until_us - monotonic_us()) / 1e6
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _pass(self, plan: PassPlan) -> None:
         released = self.scheduler.take_released()
@@ -198,7 +180,7 @@ class TargetDriver:
         desk = self.scheduler.drafts
         self._streams[link_id] = stream
         desk.attach(link_id, hello)
-        self._wake.set()
+        self._loop.wake()
         logger.info("draft %s attached as link %d", hello.replica_id, link_id)
         try:
             while True:
@@ -209,13 +191,13 @@ class TargetDriver:
                 for message in messages:
                     desk.receive(link_id, message, now_us, _wire_us(stream, message, now_us))
                 self._flush()
-                self._wake.set()
+                self._loop.wake()
         except StreamLost as lost:
             logger.info("draft %s (link %d) left: %s", hello.replica_id, link_id, lost)
         finally:
             desk.detach(link_id)
             del self._streams[link_id]
-            self._wake.set()
+            self._loop.wake()
 
     @property
     def num_links(self) -> int:
