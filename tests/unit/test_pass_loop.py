@@ -9,12 +9,14 @@ from paceline.pass_loop import PassLoop
 
 async def test_turns_follow_wake_ups_and_none_is_lost():
     seen = []
-    done = asyncio.Event()
+    second, done = asyncio.Event(), asyncio.Event()
 
     async def turn():
         seen.append(len(seen))
         if len(seen) == 1:
             loop.wake()  # before the wait of the same turn: it must return at once
+        if len(seen) == 2:
+            second.set()
         if len(seen) == 3:
             done.set()
         await loop.wait(None)
@@ -23,8 +25,7 @@ async def test_turns_follow_wake_ups_and_none_is_lost():
     assert not loop.is_running
     loop.start()
     async with asyncio.timeout(10):
-        while len(seen) < 2:
-            await asyncio.sleep(0)
+        await second.wait()
         loop.wake()
         await done.wait()
     loop.check_health()
@@ -59,9 +60,7 @@ async def test_a_turn_that_raises_ends_the_loop_loudly(caplog):
     loop.start()
     async with asyncio.timeout(10):
         await ended.wait()
-        while loop.is_running:
-            await asyncio.sleep(0)
+    await loop.stop()
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         loop.check_health()
     assert "the pass loop of this test failed" in caplog.text
-    await loop.stop()
