@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 logger = logging.getLogger("ray.serve")
 
 _REPORT_TIMEOUT_FACTOR = 5.0
+_GOODBYE_TIMEOUT_S = 1.0
 
 
 class HeartbeatLoop:
@@ -17,9 +18,15 @@ class HeartbeatLoop:
     While the Controller is away nothing changes here: the last assignment stays in force.
     """
 
-    def __init__(self, interval_s: float, report: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        interval_s: float,
+        report: Callable[[], Awaitable[None]],
+        goodbye: Callable[[], Awaitable[None]],
+    ) -> None:
         self._interval_s = interval_s
         self._report = report
+        self._goodbye = goodbye
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
 
@@ -27,9 +34,16 @@ class HeartbeatLoop:
         self._task = asyncio.create_task(self._run(), name="paceline-heartbeats")
 
     async def stop(self) -> None:
+        """No more beats, and an orderly goodbye: nobody waits for this replica's timeout."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            async with asyncio.timeout(_GOODBYE_TIMEOUT_S):
+                await self._goodbye()
+        except Exception as error:
+            # When everything stops, the controller may be gone first; silence says the same.
+            logger.info("the controller did not hear the goodbye: %r", error)
 
     async def _run(self) -> None:
         while True:

@@ -36,7 +36,9 @@ class DraftReplica:
         )
         await self._driver.start()
         self._heartbeats = HeartbeatLoop(
-            config.controller.heartbeat_interval_s, lambda: self._report(controller)
+            config.controller.heartbeat_interval_s,
+            lambda: self._report(controller),
+            lambda: self._goodbye(controller),
         )
         self._heartbeats.start()
 
@@ -52,6 +54,9 @@ class DraftReplica:
             }
         )
         self._driver.set_targets(addresses)
+
+    async def _goodbye(self, controller: DeploymentHandle) -> None:
+        await controller.goodbye.remote(self._replica_id)
 
     async def stats(self) -> dict[str, Any]:
         """Counters and current sizes of this replica."""

@@ -39,7 +39,9 @@ class TargetReplica:
         self._replica_id, self._boot_id = replica_id, boot_id
         self._host = config.target.host
         self._heartbeats = HeartbeatLoop(
-            config.controller.heartbeat_interval_s, lambda: self._report(controller)
+            config.controller.heartbeat_interval_s,
+            lambda: self._report(controller),
+            lambda: self._goodbye(controller),
         )
         self._heartbeats.start()
         logger.info("target %s serves drafts at %s", replica_id, self.address)
@@ -78,6 +80,9 @@ class TargetReplica:
         """True when a request would be answered now."""
         self._driver.check_health()
         return True
+
+    async def _goodbye(self, controller: DeploymentHandle) -> None:
+        await controller.goodbye.remote(self._replica_id)
 
     async def stats(self) -> dict[str, Any]:
         """Counters and current sizes of this replica."""

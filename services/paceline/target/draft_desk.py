@@ -31,6 +31,7 @@ from paceline.target.sequence import Sequence
 
 _US = 1_000_000
 _OPEN_OVERHEAD_BYTES = 1024
+MAX_DRAFT_US = _US
 
 
 class DraftDesk:
@@ -171,7 +172,9 @@ class DraftDesk:
             sequence.keep(draft, now_us, wire_us)
             sequence.open_pause_us = 0  # this draft is worth coming back to
             if draft.draft_us:
-                self._policy.draft_token_us.update(draft.draft_us / len(draft.token_ids))
+                # A peer's word, so bounded: no draft step of use takes longer than this.
+                draft_us = min(draft.draft_us, MAX_DRAFT_US)
+                self._policy.draft_token_us.update(draft_us / len(draft.token_ids))
             if goes_on:
                 self._policy.arrival_us.update(since_last_us / len(draft.token_ids))
         elif disposition is Disposition.GAP:

@@ -256,3 +256,13 @@ class TestProposals:
         rig.desk.receive(1, message, 0)
         assert rig.take_sent() == []
         assert rig.desk.counts["unknown_session"] == 1
+
+
+def test_an_absurd_draft_time_is_bounded(make_rig):
+    rig = opened_rig(make_rig)
+    session = sequence_of(rig).session
+    start = session.committed_len
+    context = session.log.hash_at(start)
+    draft = DraftTokens(1, session.epoch, start, context, (1,), session.round, draft_us=2**53)
+    rig.desk.receive(1, draft, 0)
+    assert rig.scheduler.policy.draft_token_us.value == SECOND

@@ -1,0 +1,41 @@
+"""Heartbeats go on through failures, and end with a goodbye."""
+
+import asyncio
+
+from paceline.controller_client import HeartbeatLoop
+
+
+async def test_beats_survive_a_controller_that_is_away(caplog):
+    beats, third = [], asyncio.Event()
+
+    async def report():
+        beats.append(1)
+        if len(beats) == 3:
+            third.set()
+        if len(beats) < 3:
+            raise ConnectionError("planted")
+
+    async def goodbye():
+        said.append("bye")
+
+    said = []
+    loop = HeartbeatLoop(0.001, report, goodbye)
+    loop.start()
+    async with asyncio.timeout(10):
+        await third.wait()
+    await loop.stop()
+    assert said == ["bye"]
+    assert caplog.text.count("no answer from the controller") == 1, "said once, not every beat"
+
+
+async def test_a_goodbye_that_nobody_hears_does_not_stop_the_stop():
+    async def report():
+        pass
+
+    async def goodbye():
+        raise ConnectionError("planted")
+
+    loop = HeartbeatLoop(0.001, report, goodbye)
+    loop.start()
+    async with asyncio.timeout(10):
+        await loop.stop()
