@@ -1,4 +1,4 @@
-"""Coupled mode: the target's own law, and the acceptance that `math.md` 2e.3 predicts."""
+"""Coupled mode: the target's own law, and the acceptance that its closed form predicts."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Losslessness proved, not sampled: rational enumeration of the shipped rules (math.md 2a, 2d).
+"""Losslessness proved, not sampled: rational enumeration of the shipped rules.
 
 Every test compares two exact laws; 0 means equal. Rounds are repeated until `LENGTH` tokens are
 out, so what a round does to the next one counts too.
@@ -154,7 +154,7 @@ def test_matching_is_lossless_for_any_proposal(rows):
 
 
 def test_one_hot_rejection_is_sample_and_match():
-    """`math.md` 2c: the two rules have the same law of (accepted, token), not just of the text."""
+    """The two rules have the same law of (accepted, token), not just of the text."""
     laws = Laws(5, num_tokens=4, draft_row=one_hot_row)
 
     def by_rejection(chance):

@@ -1,4 +1,4 @@
-"""Planted bugs of `math.md` 2a and 2d: each must show up as a wrong output law.
+"""Planted bugs: each must show up as a wrong output law.
 
 A losslessness proof that no bug can fail proves nothing. Where the bug can be enumerated, the
 error is an exact rational; the one about shared noise is a chi-square test with fixed seeds.

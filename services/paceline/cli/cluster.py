@@ -36,6 +36,7 @@ OBJECT_STORE_BYTES = 128 << 20
 # For Ray's processes; they read it when they start.
 RAY_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # a replica is the work here, not a background task
     "GRPC_VERBOSITY": "ERROR",  # gRPC reports every peer that hangs up
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -24,6 +24,11 @@ from paceline.errors import ConfigError, PacelineError
 WITH_DRAFT: dict[str, Any] = {"include_rounds": True}
 WITHOUT_DRAFT: dict[str, Any] = {"method": "off"}
 WARM_UP_TOKENS = 8
+SLOWER = (
+    "The small draft guesses this text badly, and here it shares cores and memory bandwidth with "
+    "its target: drafting cost more than it saved. Text that repeats itself fares better:\n"
+    "  --prompt 'Write a short Python function that reverses a list, then explain it.'"
+)
 DRAFT_WAIT_S = 60.0
 
 
@@ -57,6 +62,8 @@ def _run(http: httpx.Client, request: DemoRequest, max_rows: int) -> bool:
     out.print("\nAgain, without the draft:\n")
     alone = _ask(http, model, request, WITHOUT_DRAFT)
     out.print(demo_view.summary_table(drafted, alone))
+    if drafted.tokens_per_s < alone.tokens_per_s:
+        out.print(SLOWER)
     if drafted.text == alone.text:
         return True
     out.print("[bold red]The two texts differ: this must never happen. Please report it.[/]")

@@ -82,6 +82,7 @@ def curl_line(url: str, model: str) -> str:
         "model": model,
         "messages": [{"role": "user", "content": EXAMPLE_PROMPT}],
         "max_tokens": 64,
+        "temperature": 0,
         "stream": True,
     }
     return (

@@ -15,7 +15,7 @@ from paceline.draft.driver import DraftDriver
 from paceline.engine.loader import load_source
 from paceline.engine.worker import EngineWorker
 
-# Noise only for the draft's most likely tokens (`math.md` 2e.6): it can cost acceptance, never
+# Noise only for the draft's most likely tokens: it can cost acceptance, never
 # exactness.
 DRAFT_TOP_N = 64
 

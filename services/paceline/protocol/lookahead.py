@@ -1,11 +1,11 @@
 """How many proposals to verify, and whether a lone sequence should wait for them. Pure.
 
-First cut of the controller of `math.md` 2h: K is fixed (deployment default, request cap), and the
-wait is `math.md` 2g in steady state. A pass that starts early is not lost: the draft goes on
+First cut of the controller: K is fixed (deployment default, request cap), and the wait maximizes
+tokens per second in steady state. A pass that starts early is not lost: the draft goes on
 meanwhile, and when its next token is the one that the pass commits, the next pass finds a window.
 What counts is therefore the time of a whole chain, from one correction to the next; what has
-arrived needs no wait and is always a candidate, so a wait not predicted to pay never happens.
-It does not know sequences' tokens, threads or clocks; times are arguments in microseconds.
+arrived needs no wait and is always a candidate, so a wait not predicted to pay never happens. It
+does not know sequences' tokens, threads or clocks; times are arguments in microseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def chain_us(acceptance: float, count: int, full: int, pass_us: float, wait_us: 
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
-    """Discounted per-request acceptance of one position (censoring-aware: `math.md` 2h)."""
+    """Discounted per-request acceptance of one position.
+
+    Censoring-aware: positions behind a rejection teach nothing.
+    """
 
     accepted: float = 0.0
     rejected: float = 0.0

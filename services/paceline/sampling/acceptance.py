@@ -2,7 +2,8 @@
 
 Reference code: plain loops, valid for floats and for `fractions.Fraction` alike, so that tests
 can prove losslessness with no rounding at all. `engine/sampler.py` is the batched twin.
-In the comments p is the target's law, q the draft's, x the proposal (`math.md` 2a-2e).
+In the comments p is the target's law, q the draft's, x the proposal (Leviathan et al. 2023; the
+block rule: Sun et al. 2024).
 Knows no model, no protocol and no source of random numbers but the keyed noise.
 """
 
@@ -34,7 +35,7 @@ __all__ = [
 Number = float | Fraction
 DraftProbs = Sequence[Number] | SparseProbs
 
-# Below it the laws are equal up to rounding and their difference is noise (math.md 2a.3).
+# Below it the laws are equal up to rounding and their difference is noise.
 MIN_RESIDUAL_MASS = 1e-12
 
 

@@ -9,7 +9,7 @@
 
 `output_index` is the 0-based absolute index of the generated token; batch row, slot, epoch and
 replica never enter. `round` is the verification round for every purpose but COUPLED, where it
-is 0: block verification is biased if a later round meets the same noise again (math.md B2).
+is 0: block verification is biased if a later round meets the same noise again.
 
 The torch twin (`engine/sampler.py`) must give the same bits on any device, so the logarithm is
 built from float64 operations that IEEE 754 rounds exactly, in this order, with no fused

@@ -12,7 +12,7 @@ MIN_TEMPERATURE = 1e-5
 
 
 class VerificationMode(StrEnum):
-    """How a target turns logits and proposals into tokens (`math.md` 2a-2e)."""
+    """How a target turns logits and proposals into tokens."""
 
     GREEDY = "greedy"
     COUPLED = "coupled"

@@ -1,6 +1,6 @@
 """A draft's truncated law with integer weights: what a rejection mode puts on the wire.
 
-The draft quantises first and then samples from the result (`math.md` C1), so the law the target
+The draft quantises first and then samples from the result, so the law the target
 divides by is the law the token really came from, bit for bit. Knows no target and no noise.
 """
 
@@ -49,7 +49,7 @@ def quantize_probs(probs: Sequence[float], num_entries: int = MAX_ENTRIES) -> Sp
     """The most probable `num_entries` tokens (ties by lowest id), renormalised to the weights.
 
     Largest remainders get the units that rounding down leaves over. A function of `probs` alone,
-    never of a sampled token (`math.md` C2).
+    never of a sampled token.
     """
     ranked = sorted((i for i, prob in enumerate(probs) if prob > 0), key=lambda i: -probs[i])
     kept = ranked[:num_entries]

@@ -70,5 +70,5 @@ def test_the_curl_line_can_be_pasted() -> None:
     assert curl_line("http://127.0.0.1:8000", "m") == (
         "curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
         '-d \'{"model": "m", "messages": [{"role": "user", "content": "Why is the sky blue?"}], '
-        '"max_tokens": 64, "stream": true}\''
+        '"max_tokens": 64, "temperature": 0, "stream": true}\''
     )

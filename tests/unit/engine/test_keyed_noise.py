@@ -45,7 +45,7 @@ def test_words_equal_the_reference_for_every_purpose(purpose: noise.Purpose) -> 
 
 
 def test_known_answers() -> None:
-    """The recipe vectors of the design notes (math.md 2e.5)."""
+    """The recipe vectors of the design notes."""
     keys = make_keys([(0, 0, 0), (42, 0, 7), (0x123456789ABCDEF0, 1, 1000)], CPU)
     words = token_words(torch.tensor([[0], [151643], [5]]), keys)
     assert words[:, 0].tolist() == [0x6627E8D5, 0x77AFA79F, 0x788A2D55]

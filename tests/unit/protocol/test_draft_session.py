@@ -80,7 +80,7 @@ class TestWork:
         assert session.can_draft()
 
     def test_up_to_its_own_context(self):
-        """peers.md no. 28: a draft whose context is shorter stops by itself."""
+        """seen in peers, no. 28: a draft whose context is shorter stops by itself."""
         session = drafted(10, 11, max_len=5)
         assert not session.can_draft()
         session.receive_verdict(verdict(3, 10, limit=50))

@@ -8,7 +8,7 @@ from paceline.protocol.link import TRANSITIONS, LinkEvent, LinkState, next_state
 LOST, OPENING = LinkState.LOST, LinkState.OPENING
 STREAMING, CLOSED = LinkState.STREAMING, LinkState.CLOSED
 
-# Written out by hand from design.md 3: OPENING -> STREAMING -> LOST -> OPENING, any -> CLOSED.
+# Written out by hand from the design: OPENING -> STREAMING -> LOST -> OPENING, any -> CLOSED.
 LEGAL = {
     (LOST, LinkEvent.REOPEN): OPENING,
     (LOST, LinkEvent.CLOSE): CLOSED,

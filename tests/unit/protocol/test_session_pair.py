@@ -126,7 +126,7 @@ def test_a_draft_that_errs(limit, period):
 
 
 def test_a_draft_that_always_says_eos_ends_nothing():
-    """peers.md no. 25: text and length are those of the target alone."""
+    """seen in peers, no. 25: text and length are those of the target alone."""
     pair = Pair(max_tokens=20, wrong=range(1000))
     while not pair.target.is_finished:
         pair.propose(4)
@@ -137,7 +137,7 @@ def test_a_draft_that_always_says_eos_ends_nothing():
 
 
 def test_an_eos_that_both_want_ends_at_once():
-    """peers.md no. 24."""
+    """seen in peers, no. 24."""
     pair = Pair(max_tokens=20, says=lambda position: EOS if position == 5 else 100 + position)
     pair.propose(4)
     pair.verify(4)
@@ -147,7 +147,7 @@ def test_an_eos_that_both_want_ends_at_once():
 
 
 def test_a_short_draft_context_stops_drafting_by_itself():
-    """peers.md no. 28: draft context 20, text of 60."""
+    """seen in peers, no. 28: draft context 20, text of 60."""
     pair = Pair(max_tokens=57, draft_len=20)
     while not pair.target.is_finished:
         pair.propose(8)
@@ -161,7 +161,7 @@ def test_a_short_draft_context_stops_drafting_by_itself():
 
 @pytest.mark.parametrize("delivered", [True, False])
 def test_after_50_rounds_without_speculation_it_is_whole_again(delivered):
-    """peers.md no. 33: K = 0, then K = 4. `delivered`: whether verdicts arrive one by one."""
+    """seen in peers, no. 33: K = 0, then K = 4. `delivered`: whether verdicts arrive one by one."""
     pair = Pair(max_tokens=100)
     held = []
     for _ in range(50):

@@ -279,13 +279,13 @@ class TestEndsInsideABlock:
         assert (delta.token_ids, delta.origins) == ((EOS,), (RECOVERED,))
 
     def test_an_eos_that_only_the_draft_wants_never_ends(self):
-        """peers.md no. 25."""
+        """seen in peers, no. 25."""
         session = streaming(window=(EOS, EOS, EOS))
         delta = verify(session, 4, 20, 0, 0, 0).delta
         assert (delta.token_ids, delta.finish_reason) == ((20,), None)
 
     def test_eos_before_length_in_the_same_block(self):
-        """peers.md no. 21: both ends in one round, the earlier one wins."""
+        """seen in peers, no. 21: both ends in one round, the earlier one wins."""
         session = streaming(window=(10, EOS, 12), max_tokens=4)
         delta = verify(session, 4, 10, EOS, 12, 13).delta
         assert (delta.token_ids, delta.finish_reason) == ((10, EOS), "stop")
@@ -297,7 +297,7 @@ class TestEndsInsideABlock:
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 7])
     def test_usage_is_exact(self, max_tokens):
-        """peers.md no. 26: K = 4 and a draft that is always right."""
+        """seen in peers, no. 26: K = 4 and a draft that is always right."""
         session = streaming(max_tokens=max_tokens)
         committed = []
         while not session.is_finished:

@@ -130,7 +130,7 @@ def test_race_prefers_heavy_early_and_lowest():
 
 
 def test_coupled_token_is_the_winner_of_the_exponential_race():
-    """argmax of logits + Gumbel and argmin of E / prob are the same choice (math.md 2e.1)."""
+    """argmax of logits + Gumbel and argmin of E / prob are the same choice."""
     params = SamplingParams(temperature=0.7, top_k=5, seed=99, choice=2)
     logits = [0.3, -1.0, 2.0, 0.9, 1.1, 0.0, -0.2]
     masked = [logit / 0.7 if logit >= 0.0 else float("-inf") for logit in logits]

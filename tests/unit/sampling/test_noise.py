@@ -51,9 +51,7 @@ def test_recipe_vectors(where, word, value):
 def test_recipe_vector_of_the_accept_uniform():
     word = noise_word(42, 7, 0, purpose=Purpose.ACCEPT_UNIFORM)
     assert word == 0x527C0306
-    assert (
-        f"{unit(word):.8f}" == "0.32220477"
-    )  # math.md prints .322204771, one off in the last digit
+    assert f"{unit(word):.8f}" == "0.32220477"  # 8 digits
 
 
 def test_bits_that_the_torch_twin_must_reproduce():

@@ -1,4 +1,4 @@
-"""Known answers of Random123 (`math.md` 2e.5)."""
+"""Known answers of Random123."""
 
 import pytest
 

@@ -66,7 +66,7 @@ class TestSameText:
 
     @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 7])
     def test_usage_is_exact(self, make_rig, max_tokens):
-        """peers.md no. 26."""
+        """seen in peers, no. 26."""
         rig = make_rig()
         rig.add_draft(1)
         session_id = rig.add(max_tokens=max_tokens)
@@ -76,7 +76,7 @@ class TestSameText:
         rig.check_clean()
 
     def test_eos_inside_a_block(self, make_rig):
-        """peers.md no. 24: the stop id is the third token of an accepted block."""
+        """seen in peers, no. 24: the stop id is the third token of an accepted block."""
         rig = make_rig()
         rig.add_draft(1)
         text = rig.oracle((1, 2, 3), 20)
@@ -99,7 +99,7 @@ class TestSameText:
         rig.check_clean()
 
     def test_short_draft_context(self, make_rig):
-        """peers.md no. 28: draft 64, prompt 60, 150 tokens; drafting stops by itself."""
+        """seen in peers, no. 28: draft 64, prompt 60, 150 tokens; drafting stops by itself."""
         rig = make_rig()
         rig.add_draft(1, max_len=64)
         session_id = rig.add(tuple(range(60)), 150)
