@@ -25,8 +25,10 @@ serve: $(STAMP) ## serve SmolLM2-135M on 127.0.0.1 (PORT=8000) until Ctrl-C
 models: $(STAMP) ## download and convert the demo models into the cache folder
 	@$(BIN)/paceline models fetch
 
+# Two processes: Ray forks its daemons, and a fork is not safe beside the gRPC threads of other tests.
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -m "not serve"
+	@$(BIN)/python -m pytest -m serve
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf
 	@$(BIN)/ruff check .
