@@ -62,6 +62,22 @@ class ModelConfig(_Section):
     num_kv_blocks: int = Field(
         1024, ge=2, le=1 << 24, description="KV blocks in the pool (capacity = blocks x block size)"
     )
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="ranks that share this model, one process and device each"
+    )
+    tensor_parallel_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="a pass that hangs so long on a rank ends the replica"
+    )
+    quantization: Literal["none", "int8", "int4", "gguf"] = Field(
+        "none", description="weights in memory: int8 / int4 (torchao), gguf (the file's own types)"
+    )
+    enable_prefix_caching: bool = Field(
+        True, description="keep KV blocks of finished texts for later ones that begin alike"
+    )
+    attention_backend: Literal["auto", "sdpa", "varlen"] = Field(
+        "auto", description="sdpa runs anywhere; varlen: torch's paged CUDA kernel (fp16, bf16)"
+    )
+    enforce_eager: bool = Field(False, description="never use CUDA graphs (CPU never does)")
     toy_error_rate: float = Field(
         0.0, ge=0.0, le=1.0, description="toy model: share of steps whose logits are disturbed"
     )
@@ -89,6 +105,13 @@ class GatewayConfig(_Section):
         16, ge=1, description="completions: max_tokens when the request has none (OpenAI: 16)"
     )
     max_stop_strings: int = Field(4, ge=0, le=64, description="stop strings in one request")
+    max_stop_token_ids: int = Field(64, ge=0, le=256, description="stop token ids in one request")
+    max_logit_biases: int = Field(300, ge=0, le=1024, description="logit biases in one request")
+    max_logprobs: int = Field(20, ge=0, le=256, description="top log-probabilities of one token")
+    max_n: int = Field(16, ge=1, le=128, description="completions of one prompt in one request")
+    max_retries: int = Field(
+        2, ge=0, le=10, description="other tries when a target is lost before its first token"
+    )
     max_stop_chars: int = Field(256, ge=1, description="characters in one stop string")
     max_messages: int = Field(256, ge=1, description="messages in one chat request")
     max_concurrent_requests: int = Field(
@@ -113,6 +136,9 @@ class TargetConfig(_Section):
     )
     max_rows_per_pass: int = Field(
         512, ge=16, description="token rows in one pass: decode + verify + prefill chunks"
+    )
+    kv_watermark: float = Field(
+        0.02, ge=0.0, lt=1.0, description="share of KV blocks kept free when a sequence starts"
     )
     host: str = Field("127.0.0.1", description="address the Speculation server binds")
     port_min: int = Field(52000, ge=1024, le=65535, description="first port to try")
@@ -142,6 +168,9 @@ class SpeculationConfig(_Section):
     """How far the draft may run and what a request may ask for."""
 
     method: Literal["model", "off"] = Field("model", description="proposer of the deployment")
+    mode: Literal["coupled", "rejection", "block"] = Field(
+        "coupled", description="verification at temperature > 0 (at 0 it is always greedy)"
+    )
     num_speculative_tokens: int = Field(
         4, ge=1, le=64, description="draft tokens verified per sequence and pass (K) by default"
     )

@@ -20,7 +20,8 @@ class SpeculationRequest:
     """What one request asks of speculation; None leaves the deployment's own choice.
 
     `max_tokens` caps the draft tokens verified per round (0 = none are). A `mode` is only ever
-    one that fits the request's temperature: the gateway refuses the others.
+    one that fits the request's temperature (greedy at 0, one of the others above): the gateway
+    refuses the rest.
     """
 
     method: Literal["model", "off"] = "model"
@@ -30,10 +31,14 @@ class SpeculationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One sequence to generate.
+    """One prompt and `n` sequences to generate from it.
 
-    `max_tokens` >= 1 counts every generated token, an EOS included. `stop_token_ids` (EOS ids)
-    are added by the target, which knows its model; the gateway sends the ones that it knows.
+    `max_tokens` >= 1 counts every generated token of one sequence, an EOS included.
+    `stop_token_ids` are the client's; EOS ids are added by the target, which knows its model
+    (unless `ignore_eos`), and so is `sampling.stop_token_ids`, what `min_tokens` holds back.
+    Choice i of n uses `sampling` with `choice` = i. `num_logprobs`: None for none, else every
+    generated token gets its log-probability and those of so many most likely tokens;
+    `num_prompt_logprobs` the same for the prompt's tokens.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -44,6 +49,24 @@ class GenerateRequest:
     stop_token_ids: tuple[int, ...] = ()
     speculation: SpeculationRequest = SpeculationRequest()
     ignore_eos: bool = False
+    n: int = 1
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One token under the model's own law: softmax of the target's raw logits over all ids that
+    the tokenizer has, before any processor (vLLM's `raw_logprobs`).
+
+    `rank` is 1 + the number of ids with a larger logit. `top` are (token id, logprob) of the most
+    likely ids in descending order, ties by lowest id; it need not contain `token_id`.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class TokenOrigin(StrEnum):
@@ -59,10 +82,15 @@ class TokenOrigin(StrEnum):
 class RoundDelta:
     """One verification pass of one sequence: what it committed and where the time went.
 
+    `choice` says which of the request's n sequences. `logprobs` has one entry per token, or is
+    empty when none were asked for. `prompt_logprobs` (first delta of choice 0 only) has an entry
+    for every prompt token but the first, which has no law. `num_cached_tokens` (first delta of a
+    choice): prompt tokens whose KV was found in the prefix cache.
+
     Invariants: `token_ids` and `origins` are equally long; num_accepted_tokens <=
     num_draft_tokens <= num_speculative_tokens. `token_ids` ends at the EOS or at max_tokens, and
-    then `finish_reason` is set; it is set in exactly one delta, the last. An EOS that ended the
-    sequence is in `token_ids` (it counts as usage; the gateway writes no text for it).
+    then `finish_reason` is set; it is set in exactly one delta of a choice, its last. An EOS that
+    ended the sequence is in `token_ids` (it counts as usage; the gateway writes no text for it).
     `num_draft_tokens` were proposed *and* verified; `num_speculative_tokens` is the cap (K) in
     force. Times are milliseconds of this round, 0 when the stage did not happen.
     """
@@ -78,3 +106,7 @@ class RoundDelta:
     queue_ms: float = 0.0
     verify_ms: float = 0.0
     finish_reason: FinishReason | None = None
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0

@@ -12,14 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.sampling.params import SamplingParams
+from paceline.generation import TokenLogprobs
+from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import SparseProbs
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What both ends compare at the handshake, and what admission needs.
 
-    `vocab_size` counts logits per row (ids >= it are refused). `max_model_len` is in tokens.
+    `vocab_size` counts the ids that the tokenizer has: ids >= it are refused and never sampled,
+    even where the model's output layer is padded to more. `max_model_len` is in tokens.
     `num_blocks` * `block_size` is the KV capacity in tokens. `eos_token_ids` end a generation.
     """
 
@@ -33,6 +36,30 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Propose:
+    """Draw each sampled row from its own sparse law and return that law (rejection modes, draft).
+
+    The law is the processed one, quantised before the draw, so that what is stated is what the
+    token came from. `round` keys the noise; the caller never uses a value twice for one sequence.
+    """
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Accept proposals by their stated laws (rejection modes, target).
+
+    The item's last `len(draft_probs)` tokens are the proposals, drawn from `draft_probs`, and
+    num_samples is one more. `mode` is REJECTION or BLOCK; `round` keys the noise.
+    """
+
+    mode: VerificationMode
+    draft_probs: tuple[SparseProbs, ...]
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepItem:
     """Rows of one sequence in one pass.
 
@@ -42,6 +69,15 @@ class StepItem:
     decides output index `output_index + j` (0-based count of generated tokens: the noise key).
     decode = 1 token, 1 sample; verify = 1 + k tokens, k + 1 samples; a prefill chunk that is not
     the last one = n tokens, 0 samples.
+
+    `rule` None: each sampled row gives the sampler's own token (argmax or keyed noise).
+    `max_rows` None: all rows are computed, or found in the prefix cache. With a number the item
+    is a prefill of unknown cost: after whatever the prefix cache holds, at most `max_rows` rows
+    are computed; if they do not reach the end, nothing is sampled and `cached_len` of the result
+    says how far it got.
+    `num_logprobs`: log-probabilities for the sampled rows, with so many top tokens; None = none.
+    `num_prompt_logprobs`: the same for `scored_token_ids`, where row j of the item (from its
+    first) predicts entry j; the prefix cache is then not read, so that every row is computed.
     """
 
     sequence_id: int
@@ -50,24 +86,48 @@ class StepItem:
     num_samples: int
     sampling: SamplingParams
     output_index: int = 0
+    rule: Propose | Verify | None = None
+    max_rows: int | None = None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    scored_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`token_ids` has `num_samples` entries: the sampler's own token at each sampled row."""
+    """`token_ids` has an entry per sampled row: the sampler's own token.
+
+    Under `Verify` it is what to commit instead, `num_accepted` proposals and the token after
+    them; under `Propose` `draft_probs` has each token's law. `cached_len`: tokens in the cache
+    after the step (None: all of the item's rows). `logprobs` has an entry per token of
+    `token_ids` if asked for, `prompt_logprobs` one per scored row that was computed.
+    `num_prefix_tokens`: rows of this item that the prefix cache already held.
+    """
 
     sequence_id: int
     token_ids: tuple[int, ...]
+    cached_len: int | None = None
+    num_accepted: int | None = None
+    draft_probs: tuple[SparseProbs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since start; `num_free_blocks` and `num_sequences` are current."""
+    """Counts since start; `num_free_blocks` and `num_sequences` are current.
+
+    A block that only the prefix cache holds counts as free: it is given up when needed.
+    `num_prefix_tokens` were found in the prefix cache, of `num_prefix_queries` looked up.
+    """
 
     num_free_blocks: int
     num_sequences: int
     num_passes: int = 0
     num_rows: int = 0
+    num_prefix_tokens: int = 0
+    num_prefix_queries: int = 0
     extra: dict[str, float] = field(default_factory=dict)
 
 

@@ -17,11 +17,13 @@ from paceline.engine.base import Engine, EngineInfo, StepItem, StepResult
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """`started_us` and `ended_us` are the process's monotonic clock around `Engine.step`."""
+    """`started_us` and `ended_us` are the process's monotonic clock around `Engine.step`;
+    `num_free_blocks` is the engine's count after it."""
 
     results: list[StepResult]
     started_us: int
     ended_us: int
+    num_free_blocks: int = 0
 
 
 def monotonic_us() -> int:
@@ -60,7 +62,8 @@ class EngineWorker:
                 self._known.add(item.sequence_id)
         started_us = monotonic_us()
         results = self._engine.step(items) if items else []
-        return PassResult(results, started_us, monotonic_us())
+        num_free_blocks = self._engine.stats().num_free_blocks
+        return PassResult(results, started_us, monotonic_us(), num_free_blocks)
 
     async def free_blocks(self) -> int:
         """Free KV blocks after everything queued so far; also checks the bookkeeping."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import SparseProbs
 
 PROTOCOL_VERSION = 1
 TRACE_CONTEXT_BYTES = 25
@@ -80,6 +81,7 @@ class Opened:
 class DraftTokens:
     """Draft -> target: proposals for positions `start, start + 1, ...`.
 
+    `draft_probs`: in the rejection modes the law that each token was drawn from, else empty.
     `context_hash` is the hash (`protocol.token_log`) of all tokens before `start`: a proposal made
     from another context is recognised exactly. `last_round` is the newest verdict round that the
     draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's
@@ -94,6 +96,7 @@ class DraftTokens:
     last_round: int
     draft_us: int = 0
     sent_us: int = 0
+    draft_probs: tuple[SparseProbs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,10 @@ class Verdict:
     The last of them is the recovered or bonus token (or the plain one of an empty window), the
     `num_accepted_tokens` before it were the draft's. A verdict *sets* positions: a duplicate is
     harmless, a gap is answered by a `Nack`, a conflict is a rewind.
+
+    `has_rejection`: a verified proposal was rejected. In the rejection modes the draft then drops
+    everything behind `token_ids`, even if the last of them equals its own: what the target has
+    looked at must not be proposed again from the same noise (math.md 2d, B2).
     """
 
     session_id: int
@@ -115,6 +122,7 @@ class Verdict:
     trace_context: bytes = b""
     queue_us: int = 0
     verify_us: int = 0
+    has_rejection: bool = False
 
 
 @dataclass(frozen=True, slots=True)
