@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.engine.base import StepItem
-from paceline.engine.blocks import BlockPool
-
 # A long prefill chunk is causal: tile by tile it skips most of the masked half, and the masks
 # stay small (rows x length).
 MAX_TILE_ROWS = 128
@@ -22,6 +19,20 @@ MAX_TILE_ROWS = 128
 # Padding one tile by this many key positions x rows costs about what one more attention call
 # costs (measured on CPU, SmolLM2-135M: about 35 us a call, 0.14 us a position and row).
 CALL_COST_POSITIONS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """Rows `start, start + 1, ...` of one sequence in one pass: plain integers, cheap to send.
+
+    `blocks` is the sequence's block table and covers every row; logits are wanted for the last
+    `num_samples` rows.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    num_samples: int
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +80,24 @@ class PassPlan:
 
 
 def plan_pass(
-    items: Sequence[StepItem], pool: BlockPool, dtype: torch.dtype, device: torch.device
+    items: Sequence[SequenceRows], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> PassPlan:
-    """Plan items whose blocks are reserved already (`BlockPool.reserve`)."""
-    blocks = [pool.table(item.sequence_id).blocks for item in items]
+    """Lay out the rows of a pass; each item is another sequence."""
+    blocks = [item.blocks for item in items]
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     row_of: dict[tuple[int, int], int] = {}
     groups: list[AttentionGroup] = []
     for tiles in group_tiles(cut_tiles(items)):
-        groups.append(
-            _attention_group(tiles, len(token_ids), blocks, pool.block_size, dtype, device)
-        )
+        groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
         for tile in tiles:
             item = items[tile.index]
             row_of[tile.index, tile.offset] = len(token_ids)
             start = item.start + tile.offset
             token_ids.extend(item.token_ids[tile.offset : tile.offset + tile.num_rows])
             positions.extend(range(start, start + tile.num_rows))
-            slots.extend(_slots(blocks[tile.index], start, tile.num_rows, pool.block_size))
+            slots.extend(_slots(blocks[tile.index], start, tile.num_rows, block_size))
 
     def as_index(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
@@ -102,7 +111,7 @@ def plan_pass(
     )
 
 
-def cut_tiles(items: Sequence[StepItem]) -> list[Tile]:
+def cut_tiles(items: Sequence[SequenceRows]) -> list[Tile]:
     """Items cut into tiles, in order."""
     tiles = []
     for index, item in enumerate(items):
@@ -133,7 +142,7 @@ def _slots(blocks: Sequence[int], start: int, num_rows: int, block_size: int) ->
     ]
 
 
-def _sample_rows(items: Sequence[StepItem], row_of: dict[tuple[int, int], int]) -> list[int]:
+def _sample_rows(items: Sequence[SequenceRows], row_of: dict[tuple[int, int], int]) -> list[int]:
     rows = []
     for index, item in enumerate(items):
         num_rows = len(item.token_ids)

@@ -9,43 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from paceline.engine.base import EngineInfo, EngineStats, StepItem, StepResult
 from paceline.engine.blocks import BlockPool
 from paceline.engine.checks import check_items
-from paceline.engine.paged_attention import PassContext, ShapeProbe, allocate_pool
-from paceline.engine.pass_plan import PassPlan, plan_pass
+from paceline.engine.pass_plan import SequenceRows
+from paceline.engine.runner import Runner
 from paceline.engine.sampler import BatchedSampler, SampleRow
 
 
 class TorchEngine:
     """See `engine/base.py` for the contract.
 
-    `model` is in eval mode, was loaded with our attention function, and its attention layers
-    called as `probe` recorded (`loader.load_torch_engine` makes sure). `clock` gives seconds,
-    for the timings in `stats().extra` alone.
+    `runner` holds the model and its KV tensors. `clock` gives seconds, for the timings in
+    `stats().extra` alone.
     """
 
     def __init__(
         self,
-        model: Any,
+        runner: Runner,
         info: EngineInfo,
-        probe: ShapeProbe,
         *,
         draft_top_n: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model = model
+        self._runner = runner
         self._info = info
         self._clock = clock
-        self._dtype: torch.dtype = model.dtype
-        self._device: torch.device = model.device
         self._pool = BlockPool(info.num_blocks, info.block_size)
-        num_slots = info.num_blocks * info.block_size
-        self._kv = allocate_pool(probe, num_slots, self._dtype, self._device)
         self._sampler = BatchedSampler(draft_top_n=draft_top_n)
         self._num_passes = 0
         self._num_rows = 0
@@ -97,7 +90,7 @@ class TorchEngine:
         The cache changes as in `step`.
         """
         with self._reserved(items):
-            return self._forward(plan_pass(items, self._pool, self._dtype, self._device))
+            return self._forward(items)
 
     @contextmanager
     def _reserved(self, items: Sequence[StepItem]) -> Iterator[None]:
@@ -119,7 +112,7 @@ class TorchEngine:
 
     def _run(self, items: Sequence[StepItem]) -> list[StepResult]:
         began = self._clock()
-        logits = self._forward(plan_pass(items, self._pool, self._dtype, self._device))
+        logits = self._forward(items)
         forwarded = self._clock()
         tokens = self._sampler.sample(logits, _sample_rows(items))
         self._sample_s += self._clock() - forwarded
@@ -133,16 +126,17 @@ class TorchEngine:
             taken += item.num_samples
         return results
 
-    def _forward(self, plan: PassPlan) -> torch.Tensor:
-        output = self._model(
-            input_ids=plan.input_ids,
-            position_ids=plan.position_ids,
-            use_cache=False,
-            logits_to_keep=plan.sample_rows,
-            paged=PassContext(self._kv, plan),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+    def _forward(self, items: Sequence[StepItem]) -> torch.Tensor:
+        rows = [
+            SequenceRows(
+                item.start,
+                item.token_ids,
+                item.num_samples,
+                tuple(self._pool.table(item.sequence_id).blocks),
+            )
+            for item in items
+        ]
+        return self._runner.forward(rows)
 
 
 def _sample_rows(items: Sequence[StepItem]) -> list[SampleRow]:

@@ -18,6 +18,7 @@ from paceline.engine.base import EngineInfo
 from paceline.engine.draft_head import cut_head
 from paceline.engine.packed_linear import pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
+from paceline.engine.runner import ModelRunner
 from paceline.engine.torch_engine import TorchEngine
 from paceline.errors import ConfigError
 from paceline.models import tokenizer_hash
@@ -46,7 +47,8 @@ def load_torch_engine(
         tokenizer_hash=tokenizer_hash(folder),
         eos_token_ids=eos_token_ids(folder, hf_config),
     )
-    return TorchEngine(hf_model, info, probe, draft_top_n=draft_top_n)
+    runner = ModelRunner(hf_model, probe, info.num_blocks, info.block_size)
+    return TorchEngine(runner, info, draft_top_n=draft_top_n)
 
 
 def pick_device(name: str) -> torch.device:

@@ -68,7 +68,7 @@ def test_bfloat16_weights_and_cache(llama_folder: Path) -> None:
     logits = engine.logits([StepItem(1, 0, (5, 6, 7), 2, greedy)])
     assert logits.dtype == torch.bfloat16
     assert logits.shape == (2, 101)
-    assert engine._kv.keys[0].dtype == torch.bfloat16
+    assert engine._runner._kv.keys[0].dtype == torch.bfloat16
 
 
 def test_a_draft_engine_gets_the_noise_shortcut(llama_folder: Path) -> None:

@@ -9,6 +9,7 @@ from paceline.engine.pass_plan import (
     CALL_COST_POSITIONS,
     MAX_TILE_ROWS,
     PassPlan,
+    SequenceRows,
     Tile,
     cut_tiles,
     group_tiles,
@@ -26,7 +27,16 @@ def item(sequence_id: int, start: int, num_rows: int, num_samples: int = 0) -> S
 
 def plan(pool: BlockPool, items: list[StepItem]) -> PassPlan:
     pool.reserve((item.sequence_id, item.start, len(item.token_ids)) for item in items)
-    return plan_pass(items, pool, torch.float32, torch.device("cpu"))
+    rows = [
+        SequenceRows(
+            item.start,
+            item.token_ids,
+            item.num_samples,
+            tuple(pool.table(item.sequence_id).blocks),
+        )
+        for item in items
+    ]
+    return plan_pass(rows, pool.block_size, torch.float32, torch.device("cpu"))
 
 
 def pool_with(lengths: dict[int, int]) -> BlockPool:

@@ -119,7 +119,7 @@ def test_prefill_chunks_longer_than_a_tile(llama_folder: Path, num_rows: int) ->
 def test_a_stranger_with_nan_poisons_nobody(llama_folder: Path) -> None:
     """Padding of a shorter sequence must not read slots that somebody else owned."""
     engine, prompts = load(llama_folder), {1: tokens(1, 20), 2: tokens(2, 9)}
-    for layer in engine._kv.values:
+    for layer in engine._runner._kv.values:
         layer.fill_(float("nan"))
     for sequence_id, prompt in prompts.items():
         fill(engine, sequence_id, prompt)
@@ -188,7 +188,7 @@ def test_a_failed_forward_gives_the_rows_back(llama_folder: Path) -> None:
     def fail(*_: Any) -> None:
         raise MemoryError("no memory for this pass")
 
-    hook = engine._model.register_forward_pre_hook(fail)
+    hook = engine._runner._model.register_forward_pre_hook(fail)
     with pytest.raises(MemoryError):
         engine.step([StepItem(1, 8, (1, 2, 3, 4, 5), 1, GREEDY)])
     hook.remove()

@@ -1,0 +1,54 @@
+"""Runs one planned pass through a model: rows in, logits out. The seam of tensor parallelism.
+
+Owns weights and KV tensors, and decides nothing: which sequences, which blocks and which tokens
+come out is the engine's affair. Given equal rows, every rank's runner makes the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from paceline.engine.paged_attention import PassContext, ShapeProbe, allocate_pool
+from paceline.engine.pass_plan import SequenceRows, plan_pass
+
+
+class Runner(Protocol):
+    """`dtype` and `device` are the model's."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        """Logits [samples, output width] of the rows asked for, in order; writes the KV cache."""
+
+    def close(self) -> None:
+        """Let go of everything outside this process (other ranks)."""
+
+
+class ModelRunner:
+    """One process, one device. `model` attends through our function, as `probe` recorded."""
+
+    def __init__(self, model: Any, probe: ShapeProbe, num_blocks: int, block_size: int) -> None:
+        self._model = model
+        self._block_size = block_size
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self._kv = allocate_pool(probe, num_blocks * block_size, self.dtype, self.device)
+
+    def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        plan = plan_pass(rows, self._block_size, self.dtype, self.device)
+        output = self._model(
+            input_ids=plan.input_ids,
+            position_ids=plan.position_ids,
+            use_cache=False,
+            logits_to_keep=plan.sample_rows,
+            paged=PassContext(self._kv, plan),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def close(self) -> None:
+        pass
