@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.sampling.acceptance import accept_block, accept_matching, accept_rejection
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.processors import MASKED, adjust_logits
 from paceline.sampling.sparse_probs import TOTAL_WEIGHT, SparseProbs
 from paceline.testing.enumeration import exact_law, total_variation
 
@@ -43,6 +45,41 @@ def one_hot_row(rng, num_tokens):
 ROWS = {"dense": dense_row, "sparse": sparse_row, "one_hot": one_hot_row}
 
 
+class ProcessedLaws:
+    """Laws whose target counts tokens: the shipped adjustments, then min-p, in exact numbers.
+
+    Logits are whole numbers to the base 2, so that both laws stay rational.
+    """
+
+    num_tokens = 3
+    params = SamplingParams(
+        frequency_penalty=1.0,
+        presence_penalty=1.0,
+        repetition_penalty=2.0,
+        logit_bias=((1, 1.0),),
+        min_tokens=2,
+        stop_token_ids=(2,),
+    )
+
+    def __init__(self, min_p):
+        self.min_p = min_p
+
+    def target(self, prefix, num_counted=None):
+        history = prefix[:num_counted]
+        logits = adjust_logits([2.0, 0.0, 2.0], self.params, (0,), history)
+        return self._law(logits, self.min_p)
+
+    def draft(self, prefix):
+        return self._law([1.0, 1.0, 2.0 - len(prefix) % 2], Fraction(0))
+
+    draft_dense = draft
+
+    def _law(self, logits, min_p):
+        weights = [Fraction(2) ** int(x) if x > MASKED else Fraction(0) for x in logits]
+        kept = [weight if weight >= min_p * max(weights) else Fraction(0) for weight in weights]
+        return [weight / sum(kept) for weight in kept]
+
+
 class Laws:
     """Target and draft laws as arbitrary functions of the prefix, drawn from one seed."""
 
@@ -68,15 +105,19 @@ class Laws:
 
     def output_law(self, length):
         """What the target alone writes."""
-        law = {(): Fraction(1)}
-        for _ in range(length):
-            law = {
-                (*prefix, token_id): prob * share
-                for prefix, prob in law.items()
-                for token_id, share in enumerate(self.target(prefix))
-                if share
-            }
-        return law
+        return output_law(self, length)
+
+
+def output_law(laws, length):
+    law = {(): Fraction(1)}
+    for _ in range(length):
+        law = {
+            (*prefix, token_id): prob * share
+            for prefix, prob in law.items()
+            for token_id, share in enumerate(laws.target(prefix))
+            if share
+        }
+    return law
 
 
 def propose(laws, chance, prefix, num):
@@ -137,6 +178,40 @@ def test_output_law_with_four_tokens_and_blocks_of_three(rule, rows):
         return verify(RULES[rule], laws, chance, prefix, *propose(laws, chance, prefix, 3))
 
     assert total_variation(repeated_rounds(play_round, 3), laws.output_law(3)) == 0
+
+
+MIN_P = [Fraction(0), Fraction(1, 4), Fraction(1)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("min_p", MIN_P)
+def test_output_law_with_counts_that_advance_inside_the_block(rule, min_p):
+    """Penalties, bias, min tokens and min-p: each row's law has its own history (2f)."""
+    laws = ProcessedLaws(min_p)
+
+    def play_round(chance, prefix):
+        return verify(RULES[rule], laws, chance, prefix, *propose(laws, chance, prefix, 2))
+
+    assert total_variation(repeated_rounds(play_round, 4), output_law(laws, 4)) == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_counts_that_stand_still_inside_the_block_are_caught(rule):
+    """SGLang PR 33643: every row of a block is penalized by what was committed before it."""
+    laws = ProcessedLaws(Fraction(1, 4))
+
+    class Stale(ProcessedLaws):
+        def target(self, prefix):
+            return super().target(prefix, num_counted=self.num_counted)
+
+    stale = Stale(Fraction(1, 4))
+
+    def play_round(chance, prefix):
+        stale.num_counted = len(prefix)
+        return verify(RULES[rule], stale, chance, prefix, *propose(laws, chance, prefix, 2))
+
+    gap = total_variation(repeated_rounds(play_round, 4), output_law(laws, 4))
+    assert gap > Fraction(1, 100)
 
 
 @pytest.mark.parametrize("rows", ROWS)

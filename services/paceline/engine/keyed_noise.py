@@ -7,6 +7,7 @@ rounding. Knows keys and token ids; no logits and no requests.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ IDS_PER_CALL = 4  # one Philox call serves the ids 4g .. 4g + 3
 # A u32 times a multiplier M >= 2**31 can exceed int64, so we multiply by M - 2**32 instead:
 # |product| < 2**63, its low 32 bits are the same, and the high word is (product >> 32) + factor.
 _SHIFTED = tuple(multiplier - (1 << 32) for multiplier in MULTIPLIERS)
+
+
+# A request keeps its seed, so its key schedule is asked for in every pass.
+_MAX_SCHEDULES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,14 @@ def make_keys(
     rows: Sequence[tuple[int, int, int]],
     device: torch.device,
     purpose: noise.Purpose = noise.Purpose.COUPLED,
-    round: int = 0,
+    round: int | Sequence[int] = 0,
 ) -> NoiseKeys:
-    """Keys of rows given as (seed, choice, output_index)."""
+    """Keys of rows given as (seed, choice, output_index); one round for all, or one per row."""
+    rounds = [round] * len(rows) if isinstance(round, int) else round
     schedule = [_key_schedule(seed) for seed, _, _ in rows]
     tail = [
-        (output_index, purpose | choice << noise.CHOICE_SHIFT, round)
-        for _, choice, output_index in rows
+        (output_index, purpose | choice << noise.CHOICE_SHIFT, row_round)
+        for (_, choice, output_index), row_round in zip(rows, rounds, strict=True)
     ]
     return NoiseKeys(
         torch.tensor(schedule, dtype=torch.int64, device=device).reshape(-1, NUM_ROUNDS, 2),
@@ -57,6 +63,7 @@ def make_keys(
     )
 
 
+@functools.lru_cache(maxsize=_MAX_SCHEDULES)
 def _key_schedule(seed: int) -> list[tuple[int, int]]:
     """Per round the key words for the first and the second half of `mixed` (see there)."""
     schedule = []

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
+from paceline.engine.base import Verify
 from paceline.engine.keyed_noise import (
     IDS_PER_CALL,
     NoiseKeys,
@@ -29,10 +29,20 @@ from paceline.engine.keyed_noise import (
     make_keys,
     token_words,
 )
+from paceline.engine.logit_adjustments import SampleRow, adjust_rows, tame_logits
 from paceline.engine.logit_filters import filter_row, is_filtered
+from paceline.engine.rejection import (
+    DraftBlock,
+    accept_blocks,
+    draw_proposals,
+    law_rows,
+    next_token_logits,
+)
 from paceline.sampling import noise
 from paceline.sampling.acceptance import coupled_token
-from paceline.sampling.params import SamplingParams
+from paceline.sampling.sparse_probs import SparseProbs
+
+__all__ = ["BatchedSampler", "SampleRow", "coupled_tokens", "greedy_tokens"]
 
 MAX_GUMBEL = noise.gumbel(0)
 
@@ -48,14 +58,8 @@ _RELATIVE_SLACK = 1e-5
 # Philox temporaries of this many elements stay in a CPU core's cache.
 _CPU_CHUNK = 1 << 14
 _DEVICE_CHUNK = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRow:
-    """How one row of logits becomes a token: `output_index` is the noise key."""
-
-    sampling: SamplingParams
-    output_index: int
+# Adjusted rows become float64: at most so many logits of them at a time (128 MiB).
+_MAX_EXACT_LOGITS = 1 << 24
 
 
 class BatchedSampler:
@@ -74,6 +78,107 @@ class BatchedSampler:
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
         """Token ids of logits [len(rows), vocab_size], floating point, any device."""
+        adjusted = [index for index, row in enumerate(rows) if row.is_adjusted]
+        if not adjusted:
+            tokens = self._tokens(logits, rows)
+        else:
+            plain = [index for index, row in enumerate(rows) if not row.is_adjusted]
+            tokens = self._tokens_of(logits, rows, plain) if plain else {}
+            num_at_once = max(1, _MAX_EXACT_LOGITS // logits.shape[1])
+            for start in range(0, len(adjusted), num_at_once):
+                tokens |= self._tokens_of(logits, rows, adjusted[start : start + num_at_once])
+        return [
+            tokens[index] if index in tokens else self._odd_token(logits[index], row)
+            for index, row in enumerate(rows)
+        ]
+
+    def propose(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], rounds: Sequence[int]
+    ) -> tuple[list[int], list[SparseProbs]]:
+        """Rejection modes, draft: a token per row of logits, and the sparse law it came from.
+
+        `rounds`: one per row, never used twice for a sequence. Shapes as in `sample`. The law is
+        a function of the row's logits, parameters and history, and of no random number.
+        """
+        token_ids: list[int] = []
+        laws: list[SparseProbs] = []
+        num_at_once = max(1, _MAX_EXACT_LOGITS // logits.shape[1])
+        for start in range(0, len(rows), num_at_once):
+            part = slice(start, start + num_at_once)
+            scaled = self._law_rows(logits[part], rows[part])
+            drawn = draw_proposals(scaled, rows[part], rounds[part])
+            token_ids += [token_id for token_id, _ in drawn]
+            laws += [law for _, law in drawn]
+        return token_ids, laws
+
+    def verify(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[SampleRow],
+        draft_token_ids: Sequence[int],
+        rule: Verify,
+    ) -> tuple[tuple[int, ...], int]:
+        """`verify_blocks` of one sequence."""
+        return self.verify_blocks(logits, [DraftBlock(rows, draft_token_ids, rule)])[0]
+
+    def verify_blocks(
+        self, logits: torch.Tensor, blocks: Sequence[DraftBlock]
+    ) -> list[tuple[tuple[int, ...], int]]:
+        """Rejection modes, target: per block the tokens to commit and how many were accepted.
+
+        logits [all rows of all blocks, vocab_size]. A block does not depend on its batch mates.
+        Raises `LocalProtocolError` if a proposal has no weight in its stated law.
+        """
+        results: list[tuple[tuple[int, ...], int]] = []
+        taken = start = 0
+        while start < len(blocks):
+            stop, num_rows = start + 1, len(blocks[start].rows)
+            while stop < len(blocks):
+                more = num_rows + len(blocks[stop].rows)
+                if more * logits.shape[1] > _MAX_EXACT_LOGITS:
+                    break
+                stop, num_rows = stop + 1, more
+            part = logits[taken : taken + num_rows]
+            results += self._verify_part(part, blocks[start:stop])
+            taken, start = taken + num_rows, stop
+        return results
+
+    def _verify_part(
+        self, logits: torch.Tensor, blocks: Sequence[DraftBlock]
+    ) -> list[tuple[tuple[int, ...], int]]:
+        scaled = self._law_rows(logits, [row for block in blocks for row in block.rows])
+        ends = accept_blocks(scaled, blocks)
+        deciding = [block.rows[end.num_accepted] for block, end in zip(blocks, ends, strict=True)]
+        keys = make_keys(
+            [(row.sampling.seed, row.sampling.choice, row.output_index) for row in deciding],
+            logits.device,
+            noise.Purpose.RESIDUAL,
+            [block.rule.round for block in blocks],
+        )
+        weights = next_token_logits(scaled, ends)
+        tokens = coupled_tokens(weights, torch.ones_like(weights[:, :1]), keys)
+        return [
+            ((*block.draft_token_ids[: end.num_accepted], tokens[index]), end.num_accepted)
+            for index, (block, end) in enumerate(zip(blocks, ends, strict=True))
+        ]
+
+    def _law_rows(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        scaled, num_bad = law_rows(logits, rows)
+        self.num_bad_rows += num_bad
+        return scaled
+
+    def _tokens_of(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow], indices: Sequence[int]
+    ) -> dict[int, int]:
+        """Some of the rows, all of them adjusted or none of them."""
+        picked = [rows[index] for index in indices]
+        values = _pick(logits, indices)
+        if picked[0].is_adjusted:
+            values = adjust_rows(values, picked)
+        return _named(indices, self._tokens(values, picked))
+
+    def _tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, int]:
+        """Tokens of adjusted logits; rows outside the arithmetic are left out."""
         tokens: dict[int, int] = {}
         greedy = [index for index, row in enumerate(rows) if row.sampling.is_greedy]
         noisy = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
@@ -82,10 +187,7 @@ class BatchedSampler:
         if noisy:
             picked = [rows[index] for index in noisy]
             tokens |= _named(noisy, self._noisy_tokens(_pick(logits, noisy), picked))
-        return [
-            tokens[index] if index in tokens else self._odd_token(logits[index], row)
-            for index, row in enumerate(rows)
-        ]
+        return tokens
 
     def _noisy_tokens(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, int]:
         logits = _filtered(logits, rows)
@@ -104,9 +206,13 @@ class BatchedSampler:
         """Rows outside the batched arithmetic, made finite first: NaN and infinities."""
         if bool(logits.isnan().any()) or not bool(logits.isfinite().any()):
             self.num_bad_rows += 1
-        limit = torch.finfo(torch.float32).max
-        tamed = torch.nan_to_num(logits.double(), nan=-limit, posinf=limit, neginf=-limit)
-        return coupled_token(tamed.tolist(), row.sampling, row.output_index)
+        return coupled_token(
+            tame_logits(logits).tolist(),
+            row.sampling,
+            row.output_index,
+            row.prompt_token_ids,
+            row.output_token_ids,
+        )
 
 
 def greedy_tokens(logits: torch.Tensor) -> dict[int, int]:
@@ -126,16 +232,18 @@ def coupled_tokens(
 ) -> dict[int, int]:
     """Row -> argmax of (logits - peak) / temperature + Gumbel, lowest id on ties.
 
-    logits [rows, vocab_size]; temperatures float64 [rows, 1]. Rows that hold NaN or whose peak is
-    not finite are left out.
+    logits [rows, vocab_size], adjusted; temperatures float64 [rows, 1]. Rows that hold NaN or
+    whose peak is not finite are left out.
     """
     logits = _padded(logits)
     top = logits.topk(min(_NUM_BOUND_TOKENS, logits.shape[1]))
     peak = _peak(top.values)
     scaled = (top.values.double() - peak) / temperatures
     bound = (scaled + gumbel(token_words(top.indices, keys))).amax(dim=1, keepdim=True)
-    in_head = _any_of_group(logits >= _cut(bound - HEAD_WIDTH, peak, temperatures))
-    is_candidate = _any_of_group(logits >= _cut(bound - MAX_GUMBEL, peak, temperatures))
+    head_cut = _cut(bound - HEAD_WIDTH, peak, temperatures).to(logits.dtype)
+    candidate_cut = _cut(bound - MAX_GUMBEL, peak, temperatures).to(logits.dtype)
+    in_head = _any_of_group(logits >= head_cut)
+    is_candidate = _any_of_group(logits >= candidate_cut)
     tokens: dict[int, int] = {}
     for part, groups in _row_chunks(is_candidate):
         words = group_words(groups, keys.rows(part))
@@ -160,9 +268,12 @@ def _peak(top_values: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(score: torch.Tensor, peak: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """The raw logit, float32 and surely not too high, below which the scaled logit < score."""
+    """The raw logit, float64 and surely not too high, below which the scaled logit < score.
+
+    The slack covers a later rounding to float32.
+    """
     below = (score - _SLACK) * temperatures
-    return (peak + below - _RELATIVE_SLACK * (1.0 + peak.abs() + below.abs())).float()
+    return peak + below - _RELATIVE_SLACK * (1.0 + peak.abs() + below.abs())
 
 
 def _top_n_tokens(
@@ -224,7 +335,7 @@ def _side_by_side(is_candidate: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _filtered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """The rows after top-k and top-p; unfiltered rows are not copied unless another one is."""
+    """The rows after the filters; unfiltered rows are not copied unless another one is."""
     filtered = [i for i, row in enumerate(rows) if is_filtered(row.sampling, logits.shape[1])]
     if not filtered:
         return logits
@@ -235,11 +346,16 @@ def _filtered(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _padded(logits: torch.Tensor) -> torch.Tensor:
-    """Contiguous float32 rows whose width is a multiple of 4, filled up with -inf."""
+    """Contiguous rows whose width is a multiple of 4, filled up with -inf.
+
+    Float32, or float64 if they are that already (adjusted rows, whose bits count).
+    """
     missing = -logits.shape[1] % IDS_PER_CALL
     if missing:
         logits = torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))
-    return logits.float().contiguous()
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    return logits.contiguous()
 
 
 def _any_of_group(is_candidate: torch.Tensor) -> torch.Tensor:

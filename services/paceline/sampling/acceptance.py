@@ -16,7 +16,7 @@ from fractions import Fraction
 from paceline.errors import LocalProtocolError
 from paceline.sampling.noise import gumbel, noise_words
 from paceline.sampling.params import SamplingParams
-from paceline.sampling.processors import MASKED, greedy_token, process_logits
+from paceline.sampling.processors import MASKED, adjust_logits, greedy_token, process_logits
 from paceline.sampling.sparse_probs import TOTAL_WEIGHT, SparseProbs
 
 __all__ = [
@@ -47,15 +47,21 @@ class Acceptance:
     next_token_id: int
 
 
-def coupled_token(logits: Sequence[float], params: SamplingParams, output_index: int) -> int:
+def coupled_token(
+    logits: Sequence[float],
+    params: SamplingParams,
+    output_index: int,
+    prompt_token_ids: Sequence[int] = (),
+    output_token_ids: Sequence[int] = (),
+) -> int:
     """The plain engine's token at `output_index`: argmax of processed logits + keyed Gumbel.
 
     Greedy parameters skip the noise. The draft calls it too, with its own logits: the same noise
-    makes it propose what the target will most likely choose.
+    makes it propose what the target will most likely choose. Histories as in `adjust_logits`.
     """
     if params.is_greedy:
-        return greedy_token(logits)
-    processed = process_logits(logits, params)
+        return greedy_token(adjust_logits(logits, params, prompt_token_ids, output_token_ids))
+    processed = process_logits(logits, params, prompt_token_ids, output_token_ids)
     live = [token_id for token_id, logit in enumerate(processed) if logit != MASKED]
     words = noise_words(params.seed, output_index, live, choice=params.choice)
     scores = [processed[i] + gumbel(word) for i, word in zip(live, words, strict=True)]

@@ -109,6 +109,14 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    def is_adjusting(self, num_output_tokens: int) -> bool:
+        """Whether penalties, logit bias or min tokens can change the logits after so many tokens.
+
+        If not, the law does not depend on the history and nobody needs to keep one.
+        """
+        is_held_back = num_output_tokens < self.min_tokens and bool(self.stop_token_ids)
+        return self.has_penalties or bool(self.logit_bias) or is_held_back
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0

@@ -13,6 +13,8 @@ from itertools import accumulate
 
 TOTAL_WEIGHT = 65536
 MAX_ENTRIES = 64
+# What a draft may leave out of its law: acceptance loses no more than this.
+MAX_DROPPED_MASS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,41 @@ class SparseProbs:
         return self.token_ids[bisect_right(list(accumulate(self.weights)), word)]
 
 
-def quantize_probs(probs: Sequence[float], num_entries: int = MAX_ENTRIES) -> SparseProbs:
+def quantize_probs(
+    probs: Sequence[float], num_entries: int = MAX_ENTRIES, max_dropped_mass: float = 0.0
+) -> SparseProbs:
     """The most probable `num_entries` tokens (ties by lowest id), renormalised to the weights.
 
-    Largest remainders get the units that rounding down leaves over. A function of `probs` alone,
-    never of a sampled token.
+    With `max_dropped_mass` no more of them than leave at most that share of the mass out.
     """
     ranked = sorted((i for i, prob in enumerate(probs) if prob > 0), key=lambda i: -probs[i])
     kept = ranked[:num_entries]
-    mass = sum(probs[i] for i in kept)
+    return quantize_ranked(kept, [probs[i] for i in kept], sum(probs), max_dropped_mass)
+
+
+def quantize_ranked(
+    token_ids: Sequence[int],
+    probs: Sequence[float],
+    total: float = 1.0,
+    max_dropped_mass: float = 0.0,
+) -> SparseProbs:
+    """A law from its 1 to 64 most probable tokens, in descending order; `total` is all its mass.
+
+    Entries of probability 0 are left out, the first one must have some. Largest remainders get
+    the units that rounding down leaves over. A function of the law alone, never of a sampled
+    token, as verification demands.
+    """
+    num_kept, mass = 0, 0.0
+    is_cut = max_dropped_mass > 0.0
+    for prob in probs:
+        if prob <= 0.0 or (is_cut and mass >= total * (1.0 - max_dropped_mass)):
+            break
+        num_kept, mass = num_kept + 1, mass + prob
     # one unit is set aside for each entry, so that no kept token falls to weight 0
-    spare = TOTAL_WEIGHT - len(kept)
-    shares = [probs[i] / mass * spare for i in kept]
+    spare = TOTAL_WEIGHT - num_kept
+    shares = [prob / mass * spare for prob in probs[:num_kept]]
     weights = [1 + int(share) for share in shares]
-    by_remainder = sorted(range(len(kept)), key=lambda j: int(shares[j]) - shares[j])
+    by_remainder = sorted(range(num_kept), key=lambda j: int(shares[j]) - shares[j])
     for j in by_remainder[: TOTAL_WEIGHT - sum(weights)]:
         weights[j] += 1
-    return SparseProbs(tuple(kept), tuple(weights))
+    return SparseProbs(tuple(token_ids[:num_kept]), tuple(weights))

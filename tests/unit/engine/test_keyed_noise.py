@@ -78,3 +78,14 @@ def test_log_bits_equal_the_reference_over_all_magnitudes() -> None:
 def test_the_largest_gumbel_belongs_to_word_zero() -> None:
     words = torch.arange(100_000)
     assert float(gumbel(words).max()) == noise.gumbel(0)
+
+
+def test_each_row_may_have_a_round_of_its_own() -> None:
+    rows = [(42, 3, 7), (42, 3, 7), (5, 0, 1)]
+    rounds = [0, 9, 2**32 - 1]
+    keys = make_keys(rows, CPU, noise.Purpose.RESIDUAL, rounds)
+    words = token_words(torch.tensor([[6]] * 3), keys)[:, 0].tolist()
+    assert words == [
+        noise.noise_word(s, t, 6, choice=c, purpose=noise.Purpose.RESIDUAL, round=round)
+        for (s, c, t), round in zip(rows, rounds, strict=True)
+    ]

@@ -2,7 +2,14 @@
 
 import pytest
 
-from paceline.sampling.params import MAX_SEED, MIN_TEMPERATURE, SamplingParams, VerificationMode
+from paceline.sampling.params import (
+    MAX_LOGIT_BIASES,
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    MIN_TEMPERATURE,
+    SamplingParams,
+    VerificationMode,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +28,14 @@ from paceline.sampling.params import MAX_SEED, MIN_TEMPERATURE, SamplingParams, 
         {"seed": MAX_SEED + 1},
         {"choice": -1},
         {"choice": 2**24},
+        {"min_p": -0.01},
+        {"min_p": 1.01},
+        {"presence_penalty": 2.01},
+        {"frequency_penalty": -2.01},
+        {"frequency_penalty": float("nan")},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": 10.5},
+        {"min_tokens": -1},
     ],
 )
 def test_out_of_range_is_refused(fields):
@@ -38,3 +53,40 @@ def test_limits_are_inside():
 
 def test_temperature_zero_is_greedy():
     assert SamplingParams(temperature=0.0).mode is VerificationMode.GREEDY
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": ((1, 0.0), (1, 1.0))},
+        {"logit_bias": ((2, 0.0), (1, 1.0))},
+        {"logit_bias": ((-1, 0.0),)},
+        {"logit_bias": ((1, 100.1),)},
+        {"logit_bias": ((1, float("nan")),)},
+        {"logit_bias": tuple((i, 0.0) for i in range(MAX_LOGIT_BIASES + 1))},
+        {"stop_token_ids": (-1,)},
+        {"stop_token_ids": tuple(range(MAX_STOP_TOKEN_IDS + 1))},
+    ],
+)
+def test_malformed_tables_are_refused(fields):
+    with pytest.raises(ValueError, match=r"bias|stop token ids"):
+        SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "lengths"),
+    [
+        ({}, []),
+        ({"top_k": 3, "top_p": 0.5, "min_p": 0.1, "temperature": 0.3}, []),
+        ({"stop_token_ids": (1,)}, []),
+        ({"min_tokens": 2}, []),
+        ({"min_tokens": 2, "stop_token_ids": (1,)}, [0, 1]),
+        ({"presence_penalty": 0.1}, [0, 1, 2, 3]),
+        ({"frequency_penalty": -0.1}, [0, 1, 2, 3]),
+        ({"repetition_penalty": 1.1}, [0, 1, 2, 3]),
+        ({"logit_bias": ((3, 1.0),)}, [0, 1, 2, 3]),
+    ],
+)
+def test_adjusting_is_known_before_any_logit_is_seen(fields, lengths):
+    params = SamplingParams(**fields)
+    assert [n for n in range(4) if params.is_adjusting(n)] == lengths

@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p: masks, ties and their order."""
+"""Every processor by itself, ties, and their order."""
 
 import math
 
@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.sampling.params import MIN_TEMPERATURE, SamplingParams
-from paceline.sampling.processors import MASKED, greedy_token, process_logits, softmax
+from paceline.sampling.processors import (
+    MASKED,
+    adjust_logits,
+    greedy_token,
+    process_logits,
+    softmax,
+)
 
 
 def kept(logits, **params):
@@ -102,3 +108,85 @@ def test_top_p_mass_reaches_the_bound_and_no_member_is_idle(logits, top_p):
     mass = [probs[i] for i in kept(logits, top_p=top_p)]
     assert sum(mass) >= top_p - 1e-12
     assert sum(mass) - min(mass) < top_p + 1e-12
+
+
+def adjusted(logits, prompt=(), output=(), **params):
+    return adjust_logits(logits, SamplingParams(**params), prompt, output)
+
+
+def test_repetition_penalty_is_for_prompt_and_output_once_each():
+    got = adjusted([4.0, -4.0, 4.0, 0.0], (0, 1, 1), (1, 3), repetition_penalty=2.0)
+    assert got == [2.0, -8.0, 4.0, 0.0]
+
+
+def test_presence_and_frequency_penalties_are_for_the_output_alone():
+    got = adjusted([4.0] * 3, (0,), (1, 1, 2), presence_penalty=0.5, frequency_penalty=1.0)
+    assert got == [4.0, 1.5, 2.5]
+    assert adjusted([4.0] * 2, (), (1,), presence_penalty=-0.5) == [4.0, 4.5]
+
+
+def test_repetition_comes_first_then_counts_then_bias():
+    got = adjusted(
+        [4.0],
+        output=(0,),
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        logit_bias=((0, 10.0),),
+    )
+    assert got == [4.0 / 2.0 - 0.5 - 1.0 + 10.0]
+
+
+@pytest.mark.parametrize(("num_output", "best"), [(0, 1), (1, 1), (2, 0), (3, 0)])
+def test_min_tokens_holds_the_stop_ids_back_until_there_are_enough(num_output, best):
+    params = {"min_tokens": 2, "stop_token_ids": (0, 2)}
+    got = adjusted([9.0, 1.0, 8.0], output=(1,) * num_output, **params)
+    assert greedy_token(got) == best
+    assert got.count(MASKED) == (2 if best else 0)
+
+
+def test_min_tokens_gives_way_where_only_an_end_is_left():
+    params = {"min_tokens": 9, "stop_token_ids": (1, 2)}
+    assert adjusted([MASKED, 1.0, 3.0], **params) == [MASKED, 1.0, 3.0]
+    assert adjusted([1.0, 1.0], min_tokens=9, stop_token_ids=(0, 1)) == [1.0, 1.0]
+
+
+def test_a_bias_cannot_bring_back_what_the_model_excludes():
+    assert adjusted([MASKED, 1.0], logit_bias=((0, 100.0),)) == [MASKED, 1.0]
+
+
+def test_ids_beyond_the_row_are_ignored():
+    got = adjusted(
+        [1.0, 2.0],
+        (5, 1),
+        (7, 0),
+        repetition_penalty=2.0,
+        presence_penalty=0.25,
+        logit_bias=((1, 1.0), (9, 3.0)),
+        min_tokens=3,
+        stop_token_ids=(8,),
+    )
+    assert got == [0.25, 2.0]
+
+
+def test_greedy_is_the_argmax_after_the_adjustments():
+    assert kept([1.0, 2.0], temperature=0.0, logit_bias=((0, 1.5),)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("min_p", "ids"), [(0.0, [0, 1, 2, 3]), (0.25, [0, 1, 2]), (0.26, [0, 1]), (1.0, [0])]
+)
+def test_min_p_is_a_share_of_the_best(min_p, ids):
+    logits = [math.log(prob) for prob in (0.4, 0.2, 0.1, 0.02)]
+    assert kept(logits, min_p=min_p * (1 - 1e-12)) == ids
+
+
+def test_min_p_keeps_all_that_tie_with_the_best_and_decides_by_logits():
+    """One ulp below the peak has the same exp(), but is not the peak."""
+    assert kept([1.0, math.nextafter(1.0, 0.0), 1.0], min_p=1.0) == [0, 2]
+
+
+def test_min_p_comes_after_the_temperature():
+    logits = [0.0, math.log(0.25)]
+    assert kept(logits, min_p=0.3) == [0]
+    assert kept(logits, min_p=0.3, temperature=2.0) == [0, 1]

@@ -62,3 +62,11 @@ def test_quantize_is_valid_ordered_and_close(probs, num_entries):
         assert abs(weight / TOTAL_WEIGHT - probs[token_id] / mass) <= (
             (len(law.token_ids) + 1) / TOTAL_WEIGHT
         )
+
+
+@pytest.mark.parametrize(("max_dropped_mass", "num"), [(0.0, 4), (0.01, 3), (0.05, 2), (0.4, 1)])
+def test_quantize_leaves_out_what_it_may(max_dropped_mass, num):
+    probs = [0.02, 0.67, 0.3, 0.01]
+    law = quantize_probs(probs, max_dropped_mass=max_dropped_mass + 1e-9 * bool(max_dropped_mass))
+    assert law.token_ids == (1, 2, 0, 3)[:num]
+    assert quantize_probs(probs, 2, 0.01).token_ids == (1, 2)
