@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -32,7 +33,16 @@ from paceline.protocol.messages import (
 from paceline.rpc.codec import decode_draft, decode_target, encode_draft, encode_target
 from paceline.rpc.limits import MAX_COUNTER, MAX_INT, WireLimits
 from paceline.rpc.v1 import speculation_pb2 as pb
-from paceline.sampling.params import MIN_TEMPERATURE, SamplingParams, VerificationMode
+from paceline.sampling.params import (
+    MAX_LOGIT_BIAS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    MIN_TEMPERATURE,
+    SamplingParams,
+    VerificationMode,
+)
+from paceline.sampling.sparse_probs import TOTAL_WEIGHT, SparseProbs
 
 VOCAB_SIZE = 50_000
 LIMITS = WireLimits.from_config(RpcConfig(), VOCAB_SIZE)
@@ -54,6 +64,15 @@ sampling = st.builds(
     top_k=st.integers(0, MAX_INT),
     seed=u64,
     choice=st.integers(0, 2**24 - 1),
+    min_p=st.floats(0.0, 1.0),
+    presence_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
+    frequency_penalty=st.floats(-MAX_PENALTY, MAX_PENALTY),
+    repetition_penalty=st.just(1.0) | st.floats(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB_SIZE - 1), st.floats(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS), max_size=6
+    ).map(lambda biases: tuple(sorted(biases.items()))),
+    min_tokens=position,
+    stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6).map(tuple),
 )
 modes = st.sampled_from(VerificationMode)
 
@@ -89,10 +108,31 @@ opens = st.builds(
     limit_position=position,
 )
 openeds = st.builds(Opened, u64, u32, st.sampled_from(OpenStatus))
+
+
+@st.composite
+def draw_law(draw: st.DrawFn) -> SparseProbs:
+    ids = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=5, unique=True))
+    cuts = st.lists(
+        st.integers(1, TOTAL_WEIGHT - 1), min_size=len(ids) - 1, max_size=len(ids) - 1, unique=True
+    )
+    bounds = [0, *sorted(draw(cuts)), TOTAL_WEIGHT]
+    return SparseProbs(tuple(ids), tuple(b - a for a, b in pairwise(bounds)))
+
+
 drafts = st.builds(
     DraftTokens, u64, u32, start, u64, token_ids, last_round=counter, draft_us=counter,
     sent_us=counter,
 )  # fmt: skip
+drafts_with_laws = st.lists(draw_law(), min_size=1, max_size=4).flatmap(
+    lambda laws: drafts.map(
+        lambda draft: replace(
+            draft,
+            token_ids=tuple(law.token_ids[0] for law in laws),
+            draft_probs=tuple(laws),
+        )
+    )
+)
 verdicts = token_ids.flatmap(
     lambda ids: st.builds(
         Verdict,
@@ -106,6 +146,7 @@ verdicts = token_ids.flatmap(
         trace_context=st.just(b"") | st.binary(min_size=25, max_size=25),
         queue_us=counter,
         verify_us=counter,
+        has_rejection=st.booleans(),
     )
 )
 both = (
@@ -116,7 +157,7 @@ both = (
     | st.just(Drain())
     | st.builds(Bye, st.text(printable, max_size=1024))
 )
-draft_messages = hellos | openeds | drafts | both
+draft_messages = hellos | openeds | drafts | drafts_with_laws | both
 target_messages = welcomes | opens | verdicts | both
 
 
@@ -134,7 +175,7 @@ def test_target_round_trip(said: list[Any]) -> None:
     assert flatten(encode_target(said, LIMITS), decode_target, LIMITS) == said
 
 
-@given(st.lists(drafts | openeds, max_size=12))
+@given(st.lists(drafts | drafts_with_laws | openeds, max_size=12))
 def test_round_trip_under_tight_limits(said: list[Any]) -> None:
     data = encode_draft(said, TIGHT)
     assert all(len(one) <= TIGHT.max_message_bytes for one in data)
@@ -228,6 +269,94 @@ def test_random_fields_are_refused_exactly_when_out_of_range(entries: list[dict[
         assert [one.session_id for one in decoded if isinstance(one, DraftTokens)] == [
             entry["session_id"] for entry in entries
         ]
+
+
+any_law = st.tuples(
+    st.lists(st.integers(0, 3) | u32, max_size=4),
+    st.lists(st.sampled_from([0, 1, 32768, 65535, 65536]) | u32, max_size=4),
+)
+
+
+def is_law(ids: list[int], weights: list[int]) -> bool:
+    return (
+        1 <= len(ids) == len(weights) == len(set(ids))
+        and max(ids) < VOCAB_SIZE
+        and min(weights) > 0
+        and sum(weights) == TOTAL_WEIGHT
+    )
+
+
+@given(st.integers(1, 3), st.lists(any_law, max_size=3))
+@example(2, [([0, 1], [1, 65535]), ([5], [65536])])
+def test_random_laws_are_refused_exactly_when_they_are_none(
+    num_tokens: int, laws: list[tuple[list[int], list[int]]]
+) -> None:
+    frame = pb.DraftFrame()
+    item = frame.draft_tokens.items.add(token_ids=[0] * num_tokens)
+    for ids, weights in laws:
+        item.distributions.add(token_ids=ids, weights=weights)
+    body = frame.SerializeToString()
+    data = pb.SpeculateRequest(crc32=zlib.crc32(body), body=body).SerializeToString()
+    is_valid = not laws or (len(laws) == num_tokens and all(is_law(*law) for law in laws))
+    try:
+        (decoded,) = decode_draft(data, LIMITS)
+    except RemoteProtocolError:
+        assert not is_valid
+    else:
+        assert is_valid
+        assert isinstance(decoded, DraftTokens)
+        assert [(list(law.token_ids), list(law.weights)) for law in decoded.draft_probs] == laws
+
+
+any_float = st.floats() | st.sampled_from([0.0, 1.0, 2.0, -2.0, 100.0])
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "temperature": st.just(1.0),
+            "top_p": st.just(1.0),
+            "min_p": any_float,
+            "presence_penalty": any_float,
+            "frequency_penalty": any_float,
+            "min_tokens": u32,
+        },
+        optional={"repetition_penalty": any_float},
+    ),
+    st.lists(st.integers(0, 9) | u32, max_size=3),
+    st.lists(any_float, max_size=3),
+    st.lists(st.integers(0, 9) | u32, max_size=3),
+)
+def test_random_sampling_is_refused_exactly_when_out_of_range(
+    fields: dict[str, Any], ids: list[int], biases: list[float], stops: list[int]
+) -> None:
+    frame = pb.TargetFrame()
+    item = frame.open_session.items.add(token_ids=[1], prompt_len=1, mode=2)
+    item.sampling.MergeFrom(
+        pb.Sampling(**fields, logit_bias_token_ids=ids, logit_biases=biases, stop_token_ids=stops)
+    )
+    body = frame.SerializeToString()
+    data = pb.SpeculateResponse(crc32=zlib.crc32(body), body=body).SerializeToString()
+    is_valid = (
+        0 <= fields["min_p"] <= 1
+        and -2 <= fields["presence_penalty"] <= 2
+        and -2 <= fields["frequency_penalty"] <= 2
+        and 0.01 <= fields.get("repetition_penalty", 1.0) <= 10
+        and fields["min_tokens"] <= MAX_INT
+        and len(ids) == len(biases)
+        and ids == sorted(set(ids))
+        and all(-100 <= bias <= 100 for bias in biases)
+        and all(token_id < VOCAB_SIZE for token_id in (*ids, *stops))
+    )
+    try:
+        (decoded,) = decode_target(data, LIMITS)
+    except RemoteProtocolError:
+        assert not is_valid
+    else:
+        assert is_valid
+        assert isinstance(decoded, OpenSession)
+        assert decoded.sampling.logit_bias == tuple(zip(ids, biases, strict=True))
+        assert decoded.sampling.repetition_penalty == fields.get("repetition_penalty", 1.0)
 
 
 @given(drafts, st.integers(0, 10_000), st.integers(1, 2**32 - 1))

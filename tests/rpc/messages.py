@@ -21,6 +21,7 @@ from paceline.protocol.messages import (
     Welcome,
 )
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import SparseProbs
 
 VOCAB_SIZE = 1000
 U64 = 2**64 - 1
@@ -49,7 +50,20 @@ OPEN = OpenSession(
     epoch=3,
     prompt_len=2,
     token_ids=(5, 0, 999),
-    sampling=SamplingParams(temperature=0.7, top_p=0.95, top_k=40, seed=U64, choice=2**24 - 1),
+    sampling=SamplingParams(
+        temperature=0.7,
+        top_p=0.95,
+        top_k=40,
+        seed=U64,
+        choice=2**24 - 1,
+        min_p=0.05,
+        presence_penalty=-0.5,
+        frequency_penalty=1.25,
+        repetition_penalty=1.1,
+        logit_bias=((0, -100.0), (7, 0.1), (999, 100.0)),
+        min_tokens=5,
+        stop_token_ids=(3, 999),
+    ),
     mode=VerificationMode.COUPLED,
     limit_position=19,
 )
@@ -64,6 +78,15 @@ DRAFT_TOKENS = DraftTokens(
     draft_us=830,
     sent_us=2**53 - 1,
 )
+DRAFT_WITH_LAWS = DraftTokens(
+    session_id=7,
+    epoch=1,
+    start=3,
+    context_hash=U64,
+    token_ids=(1, 999),
+    last_round=12,
+    draft_probs=(SparseProbs((0, 1), (1, 65535)), SparseProbs((999,), (65536,))),
+)
 VERDICT = Verdict(
     session_id=7,
     epoch=3,
@@ -75,6 +98,7 @@ VERDICT = Verdict(
     trace_context=bytes(range(25)),
     queue_us=40,
     verify_us=9_000,
+    has_rejection=True,
 )
 NACK = Nack(session_id=7, epoch=3, have_len=11)
 CLOSE = CloseSession(session_id=7, epoch=3, reason=CloseReason.REPLACED)
@@ -85,6 +109,7 @@ DRAFT_MESSAGES: tuple[DraftMessage, ...] = (
     HELLO,
     OPENED,
     DRAFT_TOKENS,
+    DRAFT_WITH_LAWS,
     NACK,
     CLOSE,
     PING,

@@ -125,7 +125,7 @@ async def test_200_aborts_leave_nothing_behind() -> None:
         scheduler = target.scheduler
         await fleet.until(lambda: scheduler.num_running == scheduler.num_waiting == 0)
         await fleet.until(lambda: len(draft.table) == 0)
-        assert scheduler.num_free_blocks == fleet.INFO.num_blocks
+        await fleet.until(lambda: scheduler.num_free_blocks == fleet.INFO.num_blocks)
         await fleet.until_free(target)
         await fleet.until_free(draft)
         assert target.num_links == 1

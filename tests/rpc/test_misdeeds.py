@@ -150,7 +150,7 @@ async def test_requests_are_as_without_it(misdeed: Misdeed, count: str) -> None:
         got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))
         assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
         assert sum(target.scheduler.drafts.counts[name] for name in count.split()) > 0
-        assert target.scheduler.num_free_blocks == fleet.INFO.num_blocks
+        await fleet.until(lambda: target.scheduler.num_free_blocks == fleet.INFO.num_blocks)
         rogue.cancel()
         await asyncio.gather(rogue, return_exceptions=True)
 

@@ -3,13 +3,16 @@
 Each `.txt` opens with what it shows. A block is one command, a line of dashes and the output.
 After an intended change run `python tests/traces/test_traces.py` and read the diff.
 
-    open prompt=1,2,3 max_tokens=8 ahead=4 [stop=9]    make both sessions
+    open prompt=1,2,3 max_tokens=8 ahead=4 [stop=9] [mode=block]    make both sessions
     draft 4 5 6             the draft model yields these tokens, one pass each
+    prefill 2 5             a draft pass may compute 2 rows; with a prefix cache 5 tokens are cached
     send                    the draft puts its new proposals on the wire
     begin 4 / end 4 5 7     a pass over at most 4 proposals starts / ends with the target's samples
     verify 4: 4 5 7         both at once
+    verify 4: accept=1 7    in a rejection mode: the verdict of the rule
     deliver to_target | to_draft        the oldest message of that direction arrives
     drop to_target | to_draft           ... or is lost
+    duplicate to_target | to_draft      ... or will arrive twice, the copy after all others
     kill                    the draft process dies; the target notices
     reopen                  a new draft takes the sequence over
 """
@@ -19,11 +22,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.protocol.draft_session import DraftSession, Rewind
+from paceline.protocol.draft_session import DraftSession, Rewind, WorkResult
 from paceline.protocol.messages import DraftTokens, Nack, Opened, OpenSession, OpenStatus, Verdict
 from paceline.protocol.target_session import TargetSession
-from paceline.sampling.acceptance import accept_matching
+from paceline.sampling.acceptance import Acceptance, accept_matching
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import TOTAL_WEIGHT, SparseProbs
 
 FOLDER = Path(__file__).parent
 TRACES = sorted(FOLDER.glob("*.txt"))
@@ -49,6 +53,7 @@ def sentence(message):
             return (
                 f"Verdict epoch={message.epoch} start={message.start} {ids(message.token_ids)}"
                 f" accepted={message.num_accepted_tokens} limit={message.limit_position}"
+                + (" rejection" if message.has_rejection else "")
             )
         case Nack():
             return f"Nack epoch={message.epoch} have_len={message.have_len}"
@@ -82,11 +87,12 @@ class Pair:
 
     def open(self, rest):
         fields = dict(word.split("=") for word in rest.split())
+        mode = VerificationMode(fields.get("mode", "greedy"))
         self.target = TargetSession(
             1,
             tuple(map(int, fields["prompt"].split(","))),
-            sampling=SamplingParams(temperature=0.0),
-            mode=VerificationMode.GREEDY,
+            sampling=SamplingParams(temperature=float(mode is not VerificationMode.GREEDY)),
+            mode=mode,
             max_tokens=int(fields["max_tokens"]),
             max_len=MAX_LEN,
             stop_token_ids=frozenset(map(int, fields.get("stop", "99").split(","))),
@@ -111,8 +117,15 @@ class Pair:
                 yield f"{token_id}: may not draft beyond limit {self.draft.limit_position}"
                 return
             work = self.draft.begin_work(MAX_LEN)
-            became = self.draft.end_work(token_id)
+            law = SparseProbs((token_id,), (TOTAL_WEIGHT,))  # which law is of no interest here
+            became = self.draft.end_work(WorkResult(token_id, draft_probs=law))
             yield f"fed {ids(work.token_ids)} at {work.start}" + ("" if became else ": not wanted")
+
+    def prefill(self, rest):
+        max_rows, cached_len = map(int, rest.split())
+        work = self.draft.begin_work(max_rows)
+        self.draft.end_work(WorkResult(None, cached_len))
+        yield f"asked for {ids(work.token_ids)} at {work.start}, at most {work.num_rows} rows"
 
     def send(self, _):
         return self._put("to_target", self.draft.take_draft())
@@ -121,8 +134,12 @@ class Pair:
         return [f"verify {ids(self.target.begin_verify(int(rest)))}"]
 
     def end(self, rest):
-        sampled = tuple(map(int, rest.split()))
-        step = self.target.end_verify(accept_matching(self.target._verifying, sampled))
+        words = rest.split()
+        if words[0].startswith("accept="):
+            acceptance = Acceptance(int(words[0][7:]), int(words[1]))
+        else:
+            acceptance = accept_matching(self.target._verifying, tuple(map(int, words)))
+        step = self.target.end_verify(acceptance)
         origins = " ".join(step.delta.origins)
         reason = step.delta.finish_reason
         yield f"commit {ids(step.delta.token_ids)} {origins}" + (f" ({reason})" if reason else "")
@@ -134,6 +151,10 @@ class Pair:
 
     def drop(self, wire):
         return [f"lost {sentence(self.wires[wire].popleft())}"]
+
+    def duplicate(self, wire):
+        self.wires[wire].append(self.wires[wire][0])
+        return [f"twice {sentence(self.wires[wire][0])}"]
 
     def deliver(self, wire):
         message = self.wires[wire].popleft()
@@ -208,6 +229,11 @@ def test_every_promised_trace_is_there():
         "lost_verdict",
         "stale_epoch",
         "plain_steps_feed_the_draft",
+        "block_recovers_the_drafts_own_token",
+        "stale_proposal_fits_after_rejection",
+        "full_accept_keeps_what_nobody_looked_at",
+        "prefix_cached_draft_prefill",
+        "lost_verdict_of_a_rejection",
     }
 
 

@@ -1,6 +1,5 @@
 """DraftReplica: a `DraftDriver` inside a Serve replica; dials the targets it is assigned."""
 
-import asyncio
 import dataclasses
 import os
 import uuid
@@ -12,8 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.draft.driver import DraftDriver
-from paceline.engine.loader import load_source
-from paceline.engine.worker import EngineWorker
+from paceline.rank_actors import load_replica_engine
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
 # exactness.
@@ -30,9 +28,9 @@ class DraftReplica:
         boot_id = uuid.uuid4().hex
         self._replica_id = serve.get_replica_context().replica_tag
         self._boot_id = boot_id
-        engine = await asyncio.to_thread(load_source, config.draft.model, draft_top_n=DRAFT_TOP_N)
+        self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
         self._driver = DraftDriver(
-            EngineWorker(engine), config.draft, config.rpc, self._replica_id, boot_id
+            self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id
         )
         await self._driver.start()
         self._heartbeats = HeartbeatLoop(
@@ -65,6 +63,7 @@ class DraftReplica:
         return {
             "replica_id": self._replica_id,
             "pid": os.getpid(),
+            "rank_pids": self._engine.rank_pids,
             "num_sessions": len(table),
             "connected": self._driver.connected,
             "table": dataclasses.asdict(table.stats),
@@ -72,8 +71,10 @@ class DraftReplica:
         }
 
     async def check_health(self) -> None:
+        self._engine.check_health()  # first: what it raises replaces this replica at once
         self._driver.check_health()
 
     async def __del__(self) -> None:
         await self._heartbeats.stop()
         await self._driver.stop()
+        await self._engine.stop()

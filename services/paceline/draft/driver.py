@@ -12,7 +12,8 @@ import random
 from collections.abc import Iterable
 
 from paceline.config import DraftConfig, RpcConfig
-from paceline.engine.base import OutOfBlocks, StepItem
+from paceline.draft.steps import step_item, work_result
+from paceline.engine.base import EngineBroken, OutOfBlocks
 from paceline.engine.worker import EngineWorker, monotonic_us
 from paceline.pass_loop import PassLoop
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
@@ -63,7 +64,8 @@ class DraftDriver:
         self._leaving: set[asyncio.Task[None]] = set()  # cancelled links that still say Bye
         self._connected: set[str] = set()
         self._next_link_id = 1
-        self._loop = PassLoop("draft", self._turn)
+        self._is_over = False
+        self._loop = PassLoop("draft", self._turn, self._leave)
 
     async def start(self) -> None:
         self._loop.start()
@@ -95,8 +97,8 @@ class DraftDriver:
     # -- links ------------------------------------------------------------------------------
 
     def set_targets(self, addresses: Iterable[str]) -> None:
-        """Have one stream to each of `addresses` and to no other."""
-        wanted = set(addresses)
+        """Have one stream to each of `addresses` and to no other; none once passes have ended."""
+        wanted = set() if self._is_over else set(addresses)
         for address in self._links.keys() - wanted:
             task = self._links.pop(address)
             task.cancel()
@@ -139,6 +141,13 @@ class DraftDriver:
             self.table.lose_link(link_id)
             self._loop.wake()
 
+    def _leave(self) -> None:
+        """No more passes: hang up, so that targets look for another draft at once."""
+        self._is_over = True
+        for stream in self._streams.values():
+            stream.close("the draft has stopped")
+        self.set_targets(())
+
     def _send(self, link_id: int, message: DraftMessage) -> None:
         stream = self._streams.get(link_id)
         if stream is not None:
@@ -157,33 +166,24 @@ class DraftDriver:
 
     async def _pass(self, items: list[PassItem]) -> None:
         try:
-            steps = [_step_item(item) for item in items]
+            steps = [step_item(item) for item in items]
             done = await self.worker.run(self.table.take_released(), steps)
+            outcomes = [work_result(result) for result in done.results]
+            self.table.end_pass(items, outcomes, done.ended_us - done.started_us)
         except OutOfBlocks:
             self.table.cancel_pass(items)
             evicted = self.table.evict_newest()
             if evicted is not None:
                 self._send(*evicted)
             return
+        except EngineBroken:
+            raise  # ends the pass loop: this replica must be replaced
         except Exception:
             # One bad batch must not end the replica: its sequences go on without a draft.
             logger.exception("a draft pass over %d sequences failed", len(items))
             for link_id, close in self.table.abandon(items):
                 self._send(link_id, close)
             return
-        tokens = [result.token_ids[0] if result.token_ids else None for result in done.results]
-        self.table.end_pass(items, tokens, done.ended_us - done.started_us)
         for link_id, drafts in self.table.take_drafts(monotonic_us()).items():
             for draft in drafts:
                 self._send(link_id, draft)
-
-
-def _step_item(item: PassItem) -> StepItem:
-    return StepItem(
-        sequence_id=item.sequence_id,
-        start=item.work.start,
-        token_ids=item.work.token_ids,
-        num_samples=int(item.work.is_sampled),
-        sampling=item.sampling,
-        output_index=item.work.output_index,
-    )

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.errors import RemoteProtocolError
-from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind
+from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind, WorkResult
 from paceline.protocol.messages import (
+    REJECTION_MODES,
     CloseReason,
     CloseSession,
     DraftMessage,
@@ -25,7 +26,7 @@ from paceline.protocol.messages import (
 )
 from paceline.sampling.params import SamplingParams, VerificationMode
 
-SUPPORTED_MODES = (VerificationMode.GREEDY, VerificationMode.COUPLED)
+SUPPORTED_MODES = tuple(VerificationMode)
 
 SessionKey = tuple[int, int]  # (link_id, session_id)
 
@@ -59,18 +60,31 @@ class PassItem:
     key: SessionKey
     sequence_id: int
     sampling: SamplingParams
+    mode: VerificationMode
     work: DraftWork
+
+    @property
+    def propose_round(self) -> int | None:
+        """Noise key of a draw from the draft's own law; None where the sampler's token is wanted.
+
+        With a key the result must state the law.
+        """
+        return self.work.round if self.mode in REJECTION_MODES else None
 
 
 @dataclass
 class DraftTable:
-    """`num_blocks` KV blocks of `block_size` tokens bound what is opened; None: no bound."""
+    """`num_blocks` KV blocks of `block_size` tokens bound what is opened; None: no bound.
+
+    The bound counts every sequence as if it shared no block with another.
+    """
 
     max_sessions: int
     max_len: int
     session_idle_us: int
     num_blocks: int | None = None
     block_size: int = 16
+    modes: tuple[VerificationMode, ...] = SUPPORTED_MODES
     stats: DraftTableStats = field(default_factory=DraftTableStats)
 
     def __post_init__(self) -> None:
@@ -135,7 +149,7 @@ class DraftTable:
         return Opened(message.session_id, message.epoch, status)
 
     def _admit(self, message: OpenSession) -> OpenStatus:
-        if message.mode not in SUPPORTED_MODES:
+        if message.mode not in self.modes:
             self.stats.num_unsupported += 1
             return OpenStatus.UNSUPPORTED
         length = max(message.limit_position, len(message.token_ids))
@@ -237,16 +251,17 @@ class DraftTable:
         for key, entry in ready:
             if rows_left < 1:
                 break
-            work = entry.session.begin_work(rows_left)
-            rows_left -= len(work.token_ids)
-            items.append(PassItem(key, entry.sequence_id, entry.session.sampling, work))
+            session = entry.session
+            work = session.begin_work(rows_left)
+            rows_left -= work.num_rows
+            items.append(PassItem(key, entry.sequence_id, session.sampling, session.mode, work))
         return items
 
-    def end_pass(self, items: list[PassItem], tokens: list[int | None], draft_us: int) -> None:
+    def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:
         """Results of a pass, in the order of `items`."""
-        for item, token_id in zip(items, tokens, strict=True):
+        for item, outcome in zip(items, outcomes, strict=True):
             session = self._current(item)
-            if session is not None and session.end_work(token_id, draft_us):
+            if session is not None and session.end_work(outcome, draft_us):
                 self.stats.num_drafted_tokens += 1
 
     def cancel_pass(self, items: list[PassItem]) -> None:
@@ -266,7 +281,6 @@ class DraftTable:
         """New proposals by link."""
         out: dict[int, list[DraftTokens]] = {}
         for (link_id, _), entry in self._entries.items():
-            draft = entry.session.take_draft(now_us)
-            if draft is not None:
+            while (draft := entry.session.take_draft(now_us)) is not None:
                 out.setdefault(link_id, []).append(draft)
         return out

@@ -15,11 +15,18 @@ from paceline.sampling.sparse_probs import SparseProbs
 
 PROTOCOL_VERSION = 1
 TRACE_CONTEXT_BYTES = 25
+# The modes whose proposals travel with the laws that they were drawn from. In the other two the
+# target matches proposals against its own samples, and it does not matter where they come from.
+REJECTION_MODES = frozenset({VerificationMode.REJECTION, VerificationMode.BLOCK})
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Draft -> target, first message of a stream. `boot_id` is new at every process start."""
+    """Draft -> target, first message of a stream. `boot_id` is new at every process start.
+
+    `vocab_size` counts the ids that the tokenizer has, on both sides: the output layers of two
+    models may be padded differently.
+    """
 
     protocol_version: int
     boot_id: str

@@ -5,6 +5,30 @@ threads, transports or time. Fallback is not a mode: with an empty window `begin
 `()` and the pass is a plain decode step.
 
 Layout of `log`: `[prompt | committed output | window]`; `committed_len` ends the second part.
+
+Rejection modes: why the output keeps the target's law (math.md 2a, 2d)
+-----------------------------------------------------------------------
+A round is exact when, given the committed text, each proposal it verifies is a draw from the law
+stated for it (C1), whether it is verified does not depend on its value (C2), the target's own
+noise is new (C3) and the length of the block does not depend on its values (B1). So a proposal
+may be carried over to a later round only if no earlier round has looked at its value:
+
+- A plain round, or one that accepts every proposal it verified, looked at no proposal behind
+  them. Its last token y was drawn without them. If y differs from the proposal at its place, the
+  context of all behind is gone and so are they. If it is equal, that depends on the value at y's
+  place alone, and what lies behind is still a draw from its stated law. It stays, and the next
+  block starts afresh with it (B3).
+- A round that rejects has looked at the rejected proposal, and in block mode at every verified
+  one behind it: their values are part of why it was rejected. In exact arithmetic the recovered
+  token differs from the rejected one (where the residual has mass, acceptance is certain), and
+  the context of all behind is gone. Rounding, and the fallback for laws equal up to rounding, can
+  recover the very token that was rejected, and then contexts and hashes fit as if nothing had
+  happened. Verified again, the values behind would be conditioned on their rejection (B2). No
+  sampler is trusted with that: the window is cut at the committed tokens, whatever fits;
+  messages that left before the draft knew of this round are STALE, whatever fits; and the draft,
+  told by `Verdict.has_rejection`, drops the same and redraws with new noise. What it sends later
+  carries a `last_round` that is new enough and nothing old: it dropped that before it took note
+  of the round.
 """
 
 from __future__ import annotations
@@ -16,6 +40,7 @@ from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.generation import FinishReason, TokenOrigin
 from paceline.protocol.link import LinkEvent, LinkState, next_state
 from paceline.protocol.messages import (
+    REJECTION_MODES,
     DraftTokens,
     Opened,
     OpenSession,
@@ -23,8 +48,9 @@ from paceline.protocol.messages import (
     Verdict,
 )
 from paceline.protocol.token_log import TokenLog
-from paceline.sampling.acceptance import Acceptance
+from paceline.sampling.acceptance import Acceptance, verifiable_len
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import SparseProbs
 
 MAX_POSITION = 2**31 - 1
 
@@ -102,7 +128,14 @@ class TargetSession:
         self._flush_round = 0
         # Round at the last open: whatever a draft says in this epoch, it has seen that much.
         self._open_round = 0
+        # Newest round that rejected a proposal, and the committed length after it.
+        self._rejection_round = 0
+        self._rejection_len = 0
+        self._has_laws = mode in REJECTION_MODES
+        # The laws of the window's proposals, one each; empty in the matching modes.
+        self._window_probs: list[SparseProbs] = []
         self._verifying: tuple[int, ...] | None = None
+        self._verifying_probs: tuple[SparseProbs, ...] = ()
 
     @property
     def num_output_tokens(self) -> int:
@@ -128,6 +161,11 @@ class TargetSession:
         return self._flush_round == self.round
 
     @property
+    def verifying_probs(self) -> tuple[SparseProbs, ...]:
+        """The laws of the proposals that `begin_verify` returned; () in the matching modes."""
+        return self._verifying_probs
+
+    @property
     def limit_position(self) -> int:
         """No proposal at or beyond it: the last output token is always the target's own."""
         return min(self.committed_len + self.max_draft_ahead, self.end_len - 1, self._draft_max_len)
@@ -142,7 +180,7 @@ class TargetSession:
         self._draft_max_len = draft_max_len
         self.link = next_state(self.link, LinkEvent.REOPEN)
         self.epoch += 1
-        self.log.truncate(self.committed_len)
+        self._empty_window()
         self._open_len = self.committed_len
         self._flush_round = self._open_round = self.round
         self._granted_limit = self.limit_position
@@ -172,7 +210,11 @@ class TargetSession:
     def close(self) -> None:
         if self.link is not LinkState.CLOSED:
             self.link = next_state(self.link, LinkEvent.CLOSE)
+        self._empty_window()
+
+    def _empty_window(self) -> None:
         self.log.truncate(self.committed_len)
+        self._window_probs.clear()
 
     # -- proposals --------------------------------------------------------------------------
 
@@ -180,7 +222,8 @@ class TargetSession:
         """Take proposals into the window.
 
         Raises `RemoteProtocolError` when the draft breaks a rule (speaks about tokens it was
-        opened with, or beyond its credit); the caller quarantines this session on that draft.
+        opened with, or beyond its credit, or states laws that do not fit its proposals); the
+        caller quarantines this session on that draft.
         """
         if draft.epoch != self.epoch or not self.is_attached:
             return Disposition.STALE_EPOCH
@@ -188,9 +231,16 @@ class TargetSession:
             raise RemoteProtocolError(f"draft at {draft.start}, opened at {self._open_len}")
         if draft.start + len(draft.token_ids) > self._granted_limit:
             raise RemoteProtocolError(f"draft beyond its limit {self._granted_limit}")
+        if len(draft.draft_probs) != (len(draft.token_ids) if self._has_laws else 0):
+            raise RemoteProtocolError(
+                f"{len(draft.draft_probs)} laws for {len(draft.token_ids)} proposals in mode"
+                f" {self.mode}"
+            )
+        seen_round = max(draft.last_round, self._open_round)
+        if self._has_laws and seen_round < self._rejection_round:
+            return Disposition.STALE
         if draft.start > len(self.log):
-            seen = max(draft.last_round, self._open_round) >= self._flush_round
-            return Disposition.GAP if seen else Disposition.STALE
+            return Disposition.GAP if seen_round >= self._flush_round else Disposition.STALE
         if draft.context_hash != self.log.hash_at(draft.start):
             return Disposition.DIVERGED
         held = min(len(draft.token_ids), len(self.log) - draft.start)
@@ -198,8 +248,19 @@ class TargetSession:
             return Disposition.DIVERGED
         if held == len(draft.token_ids):
             return Disposition.DUPLICATE
-        self.log.extend(draft.token_ids[held:])
+        self._extend_window(draft, held)
         return Disposition.KEPT
+
+    def _extend_window(self, draft: DraftTokens, held: int) -> None:
+        stop = len(draft.token_ids)
+        if self._has_laws:
+            # The block from a lie on is as if never sent; what is before it counts, since to
+            # drop it for what follows it would let values decide (C2).
+            stop = verifiable_len(draft.token_ids, draft.draft_probs)
+            self._window_probs.extend(draft.draft_probs[held:stop])
+        self.log.extend(draft.token_ids[held:stop])
+        if stop < len(draft.token_ids):
+            raise RemoteProtocolError(f"token {draft.token_ids[stop]} has no mass in its own law")
 
     def receive_nack(self, have_len: int) -> Verdict | None:
         """The draft misses commits: repeat them from `have_len` on (None: nothing to repeat)."""
@@ -207,17 +268,28 @@ class TargetSession:
             raise RemoteProtocolError(f"nack at {have_len}, opened at {self._open_len}")
         if not self.is_attached or have_len >= self.committed_len:
             return None
-        return self._verdict(have_len, self.log.slice(have_len, self.committed_len), 0)
+        # A draft that missed a rejection must not miss its consequence.
+        return self._verdict(
+            have_len,
+            self.log.slice(have_len, self.committed_len),
+            num_accepted=0,
+            has_rejection=have_len < self._rejection_len,
+        )
 
     # -- verification -----------------------------------------------------------------------
 
     def begin_verify(self, limit: int) -> tuple[int, ...]:
-        """Proposals for this pass, at most `limit`; () is a plain decode step."""
+        """Proposals for this pass, at most `limit`; () is a plain decode step.
+
+        In the rejection modes `limit` must not depend on what the proposals are (B1), and
+        `verifying_probs` has their laws.
+        """
         if self._verifying is not None or self.is_finished:
             raise LocalProtocolError("begin_verify while verifying or after the end")
         room = self.end_len - self.committed_len - 1
         count = max(0, min(limit, self.window_len, room))
         self._verifying = self.log.slice(self.committed_len, self.committed_len + count)
+        self._verifying_probs = tuple(self._window_probs[:count])
         return self._verifying
 
     def end_verify(self, acceptance: Acceptance) -> Step:
@@ -225,7 +297,7 @@ class TargetSession:
         verified = self._verifying
         if verified is None:
             raise LocalProtocolError("end_verify without begin_verify")
-        self._verifying = None
+        self.cancel_verify()  # from here on no pass is open
         accepted = acceptance.num_accepted_tokens
         if not 0 <= accepted <= len(verified):
             raise LocalProtocolError(f"accepted {accepted} of {len(verified)}")
@@ -233,7 +305,8 @@ class TargetSession:
         token_ids = self._cut((*verified[:accepted], acceptance.next_token_id))
         last = _last_origin(accepted, len(verified))
         origins = (*(TokenOrigin.ACCEPTED,) * accepted, last)[: len(token_ids)]
-        self._commit(token_ids)
+        has_rejection = accepted < len(verified)
+        self._commit(token_ids, has_rejection)
         num_accepted = min(accepted, len(token_ids))
         delta = TokenDelta(
             round=self.round,
@@ -243,12 +316,14 @@ class TargetSession:
             num_accepted_tokens=num_accepted,
             finish_reason=self.finish_reason,
         )
-        verdict = self._verdict(start, token_ids, num_accepted) if self.is_attached else None
+        verdict = None
+        if self.is_attached:
+            verdict = self._verdict(start, token_ids, num_accepted, has_rejection)
         return Step(delta, verdict)
 
     def cancel_verify(self) -> None:
         """The pass did not happen (the engine failed or the request ended meanwhile)."""
-        self._verifying = None
+        self._verifying, self._verifying_probs = None, ()
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The part to commit; the earliest end in the block wins, EOS before length."""
@@ -261,16 +336,25 @@ class TargetSession:
             self.finish_reason = "length"
         return token_ids[:room]
 
-    def _commit(self, token_ids: tuple[int, ...]) -> None:
+    def _commit(self, token_ids: tuple[int, ...], has_rejection: bool) -> None:
         end = self.committed_len + len(token_ids)
-        beyond_window = end > len(self.log)
+        must_hear = end > len(self.log)
         conflict = self.log.set_tokens(self.committed_len, token_ids)
         self.committed_len = end
         self.round += 1
-        if beyond_window or conflict is not None:
+        if has_rejection:
+            self._rejection_round, self._rejection_len = self.round, end
+            if self._has_laws:
+                self.log.truncate(end)
+                must_hear = True
+        del self._window_probs[: len(token_ids)]
+        del self._window_probs[self.window_len :]
+        if must_hear or conflict is not None:
             self._flush_round = self.round
 
-    def _verdict(self, start: int, token_ids: tuple[int, ...], num_accepted: int) -> Verdict:
+    def _verdict(
+        self, start: int, token_ids: tuple[int, ...], num_accepted: int, has_rejection: bool
+    ) -> Verdict:
         self._granted_limit = max(self._granted_limit, self.limit_position)
         return Verdict(
             session_id=self.session_id,
@@ -280,6 +364,7 @@ class TargetSession:
             num_accepted_tokens=num_accepted,
             limit_position=self._granted_limit,
             round=self.round,
+            has_rejection=has_rejection,
         )
 
 

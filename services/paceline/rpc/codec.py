@@ -80,7 +80,7 @@ def check_sendable(message: AnyMessage, limits: WireLimits) -> None:
         raise LocalProtocolError(
             f"{num_tokens} token ids in one entry, at most {limits.max_tokens_per_item} allowed"
         )
-    if limits.item_bytes(num_tokens) > limits.max_body_bytes:
+    if _item_bytes(message, limits) > limits.max_body_bytes:
         raise LocalProtocolError(
             f"{num_tokens} token ids may not fit a message of {limits.max_message_bytes} bytes"
         )
@@ -151,13 +151,29 @@ def _split(run: Sequence[Any], limits: WireLimits) -> Iterator[Sequence[Any]]:
     """Cut where the count or the bytes of one message would be exceeded."""
     first, num_bytes = 0, 0
     for index, message in enumerate(run):
-        item_bytes = limits.item_bytes(len(getattr(message, "token_ids", ())))
+        item_bytes = _item_bytes(message, limits)
         is_full = index - first == limits.max_items_per_message
         if is_full or (index > first and num_bytes + item_bytes > limits.max_body_bytes):
             yield run[first:index]
             first, num_bytes = index, 0
         num_bytes += item_bytes
     yield run[first:]
+
+
+def _item_bytes(message: AnyMessage, limits: WireLimits) -> int:
+    """An upper bound of the encoding of one entry of a batch."""
+    match message:
+        case OpenSession():
+            sampling = message.sampling
+            lists = (len(sampling.logit_bias), len(sampling.stop_token_ids))
+            return limits.item_bytes(len(message.token_ids), limits.sampling_bytes(*lists))
+        case DraftTokens():
+            laws = limits.laws_bytes(len(probs.token_ids) for probs in message.draft_probs)
+            return limits.item_bytes(len(message.token_ids), laws)
+        case Verdict():
+            return limits.item_bytes(len(message.token_ids))
+        case _:
+            return limits.item_bytes(0)
 
 
 def _seal(

@@ -32,6 +32,7 @@ from paceline.rpc.limits import (
     MAX_INT,
     MAX_MODES,
     MAX_REASON_CHARS,
+    NO_REPETITION_PENALTY,
     WireLimits,
     check_name,
     check_printable,
@@ -39,6 +40,7 @@ from paceline.rpc.limits import (
 )
 from paceline.rpc.v1 import speculation_pb2 as pb
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.sampling.sparse_probs import SparseProbs
 
 Item = TypeVar("Item")
 
@@ -80,10 +82,16 @@ def _welcome(wire: pb.Welcome, _limits: WireLimits) -> list[Welcome]:
     ]
 
 
-def _sampling(wire: pb.OpenSession) -> SamplingParams:
+def _sampling(wire: pb.OpenSession, limits: WireLimits) -> SamplingParams:
     if not wire.HasField("sampling"):
         raise RemoteProtocolError("an OpenSession without sampling parameters")
     sampling = wire.sampling
+    biased, biases = sampling.logit_bias_token_ids, sampling.logit_biases
+    if len(biased) != len(biases):
+        raise RemoteProtocolError(f"{len(biases)} logit biases for {len(biased)} token ids")
+    limits.check_vocabulary(biased)
+    limits.check_vocabulary(sampling.stop_token_ids)
+    has_repetition_penalty = sampling.HasField("repetition_penalty")
     try:
         return SamplingParams(
             temperature=sampling.temperature,
@@ -91,6 +99,15 @@ def _sampling(wire: pb.OpenSession) -> SamplingParams:
             top_k=sampling.top_k,
             seed=sampling.seed,
             choice=sampling.choice,
+            min_p=sampling.min_p,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=(
+                sampling.repetition_penalty if has_repetition_penalty else NO_REPETITION_PENALTY
+            ),
+            logit_bias=tuple(zip(biased, biases, strict=True)),
+            min_tokens=sampling.min_tokens,
+            stop_token_ids=tuple(sampling.stop_token_ids),
         )
     except ValueError as error:  # out of range; NaN and infinities too
         raise RemoteProtocolError(str(error)) from error
@@ -104,7 +121,7 @@ def _open_session(wire: pb.OpenSession, limits: WireLimits) -> OpenSession:
         epoch=wire.epoch,
         prompt_len=check_range("prompt_len", wire.prompt_len, 1, len(token_ids)),
         token_ids=token_ids,
-        sampling=_sampling(wire),
+        sampling=_sampling(wire, limits),
         mode=known("verification mode", MODES, wire.mode),
         limit_position=check_range("limit_position", wire.limit_position, 0, MAX_INT),
     )
@@ -124,8 +141,6 @@ def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
         raise RemoteProtocolError(f"positions {start} + {len(token_ids)} exceed {MAX_INT}")
     if last_round > MAX_COUNTER or draft_us > MAX_COUNTER or sent_us > MAX_COUNTER:
         _refuse_counters(last_round=last_round, draft_us=draft_us, sent_us=sent_us)
-    if wire.distributions:
-        raise RemoteProtocolError("draft distributions are not used in protocol version 1")
     return DraftTokens(
         wire.session_id,
         wire.epoch,
@@ -135,7 +150,27 @@ def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
         last_round,
         draft_us,
         sent_us,
+        _laws(wire, limits) if wire.distributions else (),
     )
+
+
+def _laws(wire: pb.DraftTokens, limits: WireLimits) -> tuple[SparseProbs, ...]:
+    """Each is a law. Whether the mode wants any, and whether the tokens can have come from them,
+    is the sessions' business.
+    """
+    if len(wire.distributions) != len(wire.token_ids):
+        raise RemoteProtocolError(
+            f"{len(wire.distributions)} distributions for {len(wire.token_ids)} token ids"
+        )
+    return tuple(_law(law, limits) for law in wire.distributions)
+
+
+def _law(wire: pb.DraftDistribution, limits: WireLimits) -> SparseProbs:
+    limits.check_vocabulary(wire.token_ids)
+    try:
+        return SparseProbs(tuple(wire.token_ids), tuple(wire.weights))
+    except ValueError as error:
+        raise RemoteProtocolError(f"a distribution that is none: {error}") from error
 
 
 def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
@@ -162,6 +197,7 @@ def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
         trace_context,
         queue_us,
         verify_us,
+        wire.has_rejection,
     )
 
 

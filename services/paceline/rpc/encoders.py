@@ -24,8 +24,9 @@ from paceline.protocol.messages import (
     Welcome,
 )
 from paceline.rpc.enums import CLOSE_REASON_NUMBERS, MODE_NUMBERS, OPEN_STATUS_NUMBERS
-from paceline.rpc.limits import MAX_REASON_CHARS
+from paceline.rpc.limits import MAX_REASON_CHARS, NO_REPETITION_PENALTY
 from paceline.rpc.v1 import speculation_pb2 as pb
+from paceline.sampling.params import SamplingParams
 
 
 def _hello(message: Hello, wire: pb.Hello) -> None:
@@ -49,17 +50,29 @@ def _welcome(message: Welcome, wire: pb.Welcome) -> None:
     wire.tokenizer_hash = message.tokenizer_hash
 
 
+def _sampling(sampling: SamplingParams, wire: pb.Sampling) -> None:
+    wire.temperature = sampling.temperature
+    wire.top_p = sampling.top_p
+    wire.top_k = sampling.top_k
+    wire.seed = sampling.seed
+    wire.choice = sampling.choice
+    wire.min_p = sampling.min_p
+    wire.presence_penalty = sampling.presence_penalty
+    wire.frequency_penalty = sampling.frequency_penalty
+    if sampling.repetition_penalty != NO_REPETITION_PENALTY:
+        wire.repetition_penalty = sampling.repetition_penalty
+    wire.logit_bias_token_ids.extend(token_id for token_id, _ in sampling.logit_bias)
+    wire.logit_biases.extend(bias for _, bias in sampling.logit_bias)
+    wire.min_tokens = sampling.min_tokens
+    wire.stop_token_ids.extend(sampling.stop_token_ids)
+
+
 def _open_session(message: OpenSession, wire: pb.OpenSession) -> None:
     wire.session_id = message.session_id
     wire.epoch = message.epoch
     wire.prompt_len = message.prompt_len
     wire.token_ids.extend(message.token_ids)
-    sampling = message.sampling
-    wire.sampling.temperature = sampling.temperature
-    wire.sampling.top_p = sampling.top_p
-    wire.sampling.top_k = sampling.top_k
-    wire.sampling.seed = sampling.seed
-    wire.sampling.choice = sampling.choice
+    _sampling(message.sampling, wire.sampling)
     wire.mode = MODE_NUMBERS[message.mode]
     wire.limit_position = message.limit_position
 
@@ -79,6 +92,10 @@ def _draft_tokens(message: DraftTokens, wire: pb.DraftTokens) -> None:
     wire.last_round = message.last_round
     wire.draft_us = message.draft_us
     wire.sent_us = message.sent_us
+    for probs in message.draft_probs:
+        law = wire.distributions.add()
+        law.token_ids.extend(probs.token_ids)
+        law.weights.extend(probs.weights)
 
 
 def _verdict(message: Verdict, wire: pb.Verdict) -> None:
@@ -92,6 +109,7 @@ def _verdict(message: Verdict, wire: pb.Verdict) -> None:
     wire.trace_context = message.trace_context
     wire.queue_us = message.queue_us
     wire.verify_us = message.verify_us
+    wire.has_rejection = message.has_rejection
 
 
 def _nack(message: Nack, wire: pb.Nack) -> None:

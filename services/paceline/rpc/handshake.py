@@ -1,4 +1,8 @@
-"""Do a draft and a target fit? Pure: both sides ask, and answer with a sentence."""
+"""Do a draft and a target fit? Pure: both sides ask, and answer with a sentence.
+
+Vocabulary sizes are the tokenizers', so they must be equal even where the models' output layers
+are padded differently.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Knows no protobuf type: it sees numbers, strings and lists that came out of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.config import RpcConfig
@@ -16,8 +16,14 @@ MAX_COUNTER = 2**53 - 1  # rounds and microseconds survive a trip through a doub
 MAX_NAME_CHARS = 256
 MAX_REASON_CHARS = 1024
 MAX_MODES = 16
+NO_REPETITION_PENALTY = 1.0  # what an absent field means
 # More than the largest encoding of an entry without its token ids, with every other field set.
 ITEM_OVERHEAD_BYTES = 192
+# More than the tags and lengths of a law's two lists, and of the lists of a Sampling.
+LAW_OVERHEAD_BYTES = 16
+SAMPLING_OVERHEAD_BYTES = 32
+WEIGHT_BYTES = 3  # the largest weight, 65536, as a varint
+BIAS_BYTES = 8
 # More than the checksum, the body's header, the oneof's and the batch's.
 FRAME_OVERHEAD_BYTES = 64
 
@@ -50,9 +56,21 @@ class WireLimits:
         """What the entries of one message may weigh."""
         return self.max_message_bytes - FRAME_OVERHEAD_BYTES
 
-    def item_bytes(self, num_tokens: int) -> int:
+    def item_bytes(self, num_tokens: int, num_extra_bytes: int = 0) -> int:
         """An upper bound of the encoding of an entry with so many token ids."""
-        return ITEM_OVERHEAD_BYTES + num_tokens * self.max_token_bytes
+        return ITEM_OVERHEAD_BYTES + num_tokens * self.max_token_bytes + num_extra_bytes
+
+    def laws_bytes(self, nums_entries: Iterable[int]) -> int:
+        """An upper bound for the laws of proposals, with so many entries each."""
+        entry_bytes = self.max_token_bytes + WEIGHT_BYTES
+        return sum(LAW_OVERHEAD_BYTES + num * entry_bytes for num in nums_entries)
+
+    def sampling_bytes(self, num_biases: int, num_stop_ids: int) -> int:
+        """An upper bound for the lists of sampling parameters; 0 for none, which is usual."""
+        if not num_biases and not num_stop_ids:
+            return 0
+        bias_bytes = num_biases * (self.max_token_bytes + BIAS_BYTES)
+        return SAMPLING_OVERHEAD_BYTES + bias_bytes + num_stop_ids * self.max_token_bytes
 
     def check_token_ids(self, token_ids: Sequence[int]) -> None:
         # Runs for every entry of every message: one pass in C, and only a refusal costs more.
@@ -63,7 +81,10 @@ class WireLimits:
             raise RemoteProtocolError(
                 f"an entry with {num_tokens} token ids, at most {self.max_tokens_per_item} allowed"
             )
-        if max(token_ids) >= self.vocab_size:
+        self.check_vocabulary(token_ids)
+
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        if token_ids and max(token_ids) >= self.vocab_size:
             raise RemoteProtocolError(
                 f"token id {max(token_ids)} is outside the vocabulary of {self.vocab_size}"
             )

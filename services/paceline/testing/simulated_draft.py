@@ -5,8 +5,9 @@ It does what `draft.driver` does with asyncio and gRPC, and nothing more. Killin
 
 from __future__ import annotations
 
-from paceline.engine.base import OutOfBlocks, StepItem, StepResult
-from paceline.protocol.draft_table import PassItem
+from paceline.draft.steps import step_item, work_result
+from paceline.engine.base import OutOfBlocks, StepResult
+from paceline.protocol.draft_table import SUPPORTED_MODES, PassItem
 from paceline.protocol.messages import (
     DraftMessage,
     DraftTokens,
@@ -15,7 +16,6 @@ from paceline.protocol.messages import (
     TargetMessage,
     Verdict,
 )
-from paceline.sampling.params import VerificationMode
 from paceline.testing.invariants import DraftView
 from paceline.testing.network import Envelope, Stream
 from paceline.testing.world import RecordingEngine, RememberingToyEngine, World
@@ -77,7 +77,7 @@ class SimulatedDraft:
             tokenizer_hash="",
             max_model_len=info.max_model_len,
             max_sessions=self._world.scenario.draft_max_sessions,
-            modes=(VerificationMode.GREEDY, VerificationMode.COUPLED),
+            modes=SUPPORTED_MODES,
         )
 
     def lose(self, stream: Stream) -> None:
@@ -119,15 +119,15 @@ class SimulatedDraft:
             self.engine.run(self.table.take_released(), ())
             return
         try:
-            results = self.engine.run(self.table.take_released(), [_step_item(i) for i in items])
+            results = self.engine.run(self.table.take_released(), [step_item(i) for i in items])
         except OutOfBlocks:
             self._make_room(items)
             return
         for item in items:
             session = self.table.session(item.key)
             assert session is not None
-            log = session.log.slice(0, item.work.end)
-            world.checker.cache_is("draft", self.engine.cached[item.sequence_id], log)
+            cached = self.engine.cached[item.sequence_id]
+            world.checker.cache_is("draft", cached, session.log.slice(0, len(cached)))
         self._in_pass = True
         boot = self.num_boots
         world.clock.call_after(self._pass_us(), lambda: self._end_pass(boot, items, results))
@@ -151,8 +151,8 @@ class SimulatedDraft:
             return  # the process that computed this is gone
         world = self._world
         self._in_pass = False
-        tokens = [result.token_ids[0] if result.token_ids else None for result in results]
-        self.table.end_pass(items, tokens, world.scenario.draft_us)
+        outcomes = [work_result(result) for result in results]
+        self.table.end_pass(items, outcomes, world.scenario.draft_us)
         for item in items:
             session = self.table.session(item.key)
             stream = self.streams.get(item.key[0])
@@ -169,15 +169,3 @@ class SimulatedDraft:
         session = self.table.session((stream.link_id, draft.session_id))
         assert session is not None
         self._send(stream, draft, session.log.slice(0, draft.start))
-
-
-def _step_item(item: PassItem) -> StepItem:
-    return StepItem(
-        sequence_id=item.sequence_id,
-        start=item.work.start,
-        token_ids=item.work.token_ids,
-        num_samples=int(item.work.is_sampled),
-        sampling=item.sampling,
-        # a prefill chunk inside the prompt decides no output token
-        output_index=item.work.output_index,
-    )

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind
+from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind, WorkResult
 from paceline.protocol.messages import DraftTokens, Nack, OpenSession, Verdict
 from paceline.protocol.token_log import TokenLog
 from paceline.sampling.params import SamplingParams, VerificationMode
@@ -30,7 +30,7 @@ def drafted(*proposals, sent=False, **kwargs):
     session = make(**kwargs)
     for token_id in proposals:
         session.begin_work(1000)
-        assert session.end_work(token_id)
+        assert session.end_work(WorkResult(token_id))
     if sent:
         session.take_draft()
     return session
@@ -40,38 +40,22 @@ class TestWork:
     def test_first_the_prompt(self):
         session = make()
         work = session.begin_work(1000)
-        assert work == DraftWork(0, PROMPT, True, 0, hash_of(1, 2, 3))
+        assert work == DraftWork(0, PROMPT, 1000, 0, hash_of(1, 2, 3), 1 << 20)
         assert work.end == 3
-        assert session.end_work(10)
+        assert session.end_work(WorkResult(10))
         assert session.log.slice(0) == (1, 2, 3, 10)
         assert session.num_computed == 3
 
     def test_then_one_row_each(self):
         session = drafted(10)
-        assert session.begin_work(1000) == DraftWork(3, (10,), True, 1, hash_of(1, 2, 3, 10))
+        work = session.begin_work(1000)
+        assert work == DraftWork(3, (10,), 1000, 1, hash_of(1, 2, 3, 10), 1 << 20 | 1)
+        assert work.num_rows == 1
 
     def test_output_index_counts_from_the_prompt(self):
         """Reopened in the middle: the noise key goes on where the text is."""
         work = make(tokens=(1, 2, 3, 10, 11)).begin_work(1000)
         assert (work.start, work.token_ids, work.output_index) == (0, (1, 2, 3, 10, 11), 2)
-
-    def test_prefill_in_chunks(self):
-        session = make(tokens=(1, 2, 3, 4, 5), prompt_len=5)
-        first = session.begin_work(2)
-        assert (first.start, first.token_ids, first.is_sampled) == (0, (1, 2), False)
-        assert not session.end_work(None)
-        second = session.begin_work(2)
-        assert (second.start, second.token_ids, second.is_sampled) == (2, (3, 4), False)
-        assert not session.end_work(None)
-        last = session.begin_work(2)
-        assert (last.start, last.token_ids, last.is_sampled) == (4, (5,), True)
-        assert session.end_work(10)
-
-    def test_a_token_of_a_prefill_chunk_is_not_a_proposal(self):
-        session = make()
-        session.begin_work(2)
-        assert not session.end_work(10)
-        assert len(session.log) == 3
 
     def test_up_to_the_limit(self):
         session = drafted(10, 11, limit=5)
@@ -106,7 +90,7 @@ class TestWork:
 
     def test_end_without_begin(self):
         with pytest.raises(LocalProtocolError, match="end_work without begin_work"):
-            make().end_work(1)
+            make().end_work(WorkResult(1))
 
     def test_cancel(self):
         session = drafted(10)
@@ -140,50 +124,52 @@ class TestVerdictsDuringAPass:
 
     def test_none(self):
         session = self.begin()
-        assert session.end_work(12)
+        assert session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (5, (10, 11, 12))
 
     def test_agreement_with_the_rows(self):
         session = self.begin()
         assert session.receive_verdict(verdict(3, 10)) is None
-        assert session.end_work(12)
+        assert session.end_work(WorkResult(12))
         assert (session.num_computed, session.committed_len) == (5, 4)
 
     def test_conflict_in_the_last_row(self):
         """Row 10 is good, row 11 is not, and 12 was sampled from a lie."""
         session = self.begin()
         assert session.receive_verdict(verdict(3, 10, 20)) == Rewind(4, 1)
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (4, (10, 20))
         assert session.begin_work(1000).token_ids == (20,)
 
     def test_conflict_in_the_first_row(self):
         session = self.begin()
         assert session.receive_verdict(verdict(3, 20)) == Rewind(3, 2)
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (3, (20,))
 
     def test_conflict_before_the_rows(self):
         session = drafted(10, 11)
         assert session.begin_work(1000).start == 4
         assert session.receive_verdict(verdict(3, 20)) == Rewind(3, 2)
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert session.num_computed == 3
-        assert session.begin_work(1000) == DraftWork(3, (20,), True, 1, hash_of(1, 2, 3, 20))
+        work = session.begin_work(1000)
+        assert (work.start, work.token_ids, work.output_index) == (3, (20,), 1)
+        assert work.context_hash == hash_of(1, 2, 3, 20)
 
     def test_conflict_before_the_rows_then_more_text(self):
         """The new text is as long as the fed rows: length alone must not fool anybody."""
         session = drafted(10, 11)
         session.begin_work(1000)
         session.receive_verdict(verdict(3, 20, 11))
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (3, (20, 11))
 
     def test_extension_without_conflict(self):
         """The verdict is ahead of the draft: rows stay, the sampled token is known already."""
         session = self.begin()
         assert session.receive_verdict(verdict(3, 10, 11, 12, 13)) is None
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (5, (10, 11, 12, 13))
         assert session.begin_work(1000).token_ids == (12, 13)
 
@@ -191,16 +177,8 @@ class TestVerdictsDuringAPass:
         """All fed rows agree; the sampled token is replaced by the committed one."""
         session = self.begin()
         session.receive_verdict(verdict(3, 10, 11, 20))
-        assert not session.end_work(12)
+        assert not session.end_work(WorkResult(12))
         assert (session.num_computed, session.log.slice(3)) == (5, (10, 11, 20))
-
-    def test_conflict_during_a_prefill_chunk(self):
-        session = drafted(10, 11, 12, tokens=(1, 2, 3, 4), prompt_len=4)
-        session.num_computed = 0
-        assert session.begin_work(6).token_ids == (1, 2, 3, 4, 10, 11)
-        session.receive_verdict(verdict(4, 10, 20))
-        assert not session.end_work(None)
-        assert session.num_computed == 5
 
 
 class TestSending:
@@ -211,7 +189,7 @@ class TestSending:
         session = make()
         for token_id in (10, 11):
             session.begin_work(1000)
-            session.end_work(token_id, draft_us=5)
+            session.end_work(WorkResult(token_id), draft_us=5)
         assert session.take_draft(77) == DraftTokens(
             session_id=7,
             epoch=1,
@@ -227,7 +205,7 @@ class TestSending:
     def test_each_proposal_once(self):
         session = drafted(10, sent=True)
         session.begin_work(1000)
-        session.end_work(11, draft_us=3)
+        session.end_work(WorkResult(11), draft_us=3)
         message = session.take_draft()
         assert (message.start, message.token_ids, message.draft_us) == (4, (11,), 3)
         assert message.context_hash == hash_of(1, 2, 3, 10)
@@ -235,9 +213,9 @@ class TestSending:
     def test_time_of_dropped_work_is_charged_to_the_next(self):
         session = make()
         session.begin_work(2)
-        session.end_work(None, draft_us=4)
+        session.end_work(WorkResult(None, 2), draft_us=4)
         session.begin_work(2)
-        session.end_work(10, draft_us=5)
+        session.end_work(WorkResult(10), draft_us=5)
         assert session.take_draft().draft_us == 9
 
     def test_committed_tokens_are_not_proposed(self):
@@ -255,7 +233,7 @@ class TestSending:
         session = drafted(10, 11, 12, sent=True)
         session.receive_verdict(verdict(3, 20))
         session.begin_work(1000)
-        session.end_work(21)
+        session.end_work(WorkResult(21))
         message = session.take_draft()
         assert (message.start, message.token_ids) == (4, (21,))
 

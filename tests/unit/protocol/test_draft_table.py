@@ -3,6 +3,7 @@
 import pytest
 
 from paceline.errors import LocalProtocolError
+from paceline.protocol.draft_session import WorkResult
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
 from paceline.protocol.messages import (
     Bye,
@@ -44,10 +45,15 @@ def filled(*keys, now_us=0, **kwargs):
     return table
 
 
+def outcome(item, token_id):
+    """What an engine without a prefix cache makes of the work."""
+    end = item.work.start + item.work.num_rows
+    return WorkResult(token_id if end == item.work.end else None, end)
+
+
 def run_pass(table, max_rows=100, token_id=50):
     items = table.begin_pass(max_rows)
-    tokens = [token_id if item.work.is_sampled else None for item in items]
-    table.end_pass(items, tokens, 3)
+    table.end_pass(items, [outcome(item, token_id) for item in items], 3)
     return items
 
 
@@ -88,9 +94,10 @@ class TestOpen:
         assert short.receive(1, message, 0) == [Opened(7, 1, BUSY)]
 
     @pytest.mark.parametrize("mode", list(VerificationMode))
-    def test_modes(self, mode):
-        table = make()
-        status = OK if mode in SUPPORTED_MODES else UNSUPPORTED
+    @pytest.mark.parametrize("modes", [SUPPORTED_MODES, (VerificationMode.GREEDY,), ()])
+    def test_modes(self, mode, modes):
+        table = make(modes=modes)
+        status = OK if mode in modes else UNSUPPORTED
         assert table.receive(1, opening(mode=mode), 0) == [Opened(7, 1, status)]
         assert table.stats.num_unsupported == (status is UNSUPPORTED)
         assert len(table) == (status is OK)
@@ -116,7 +123,7 @@ class TestOpen:
         assert list(table.sequences()) == [2]
 
     def test_a_newer_open_that_is_refused_still_ends_the_old_one(self):
-        table = filled((1, 7))
+        table = filled((1, 7), modes=(VerificationMode.GREEDY,))
         refused = opening(epoch=2, mode=VerificationMode.BLOCK)
         assert table.receive(1, refused, 0) == [Opened(7, 2, UNSUPPORTED)]
         assert (len(table), table.take_released()) == (0, [1])
@@ -156,7 +163,7 @@ class TestMessages:
         table.receive(1, verdict(3, 50), 0)
         items = table.begin_pass(100)
         table.receive(1, verdict(3, 60, 61), 0)
-        table.end_pass(items, [51, 52], 3)
+        table.end_pass(items, [WorkResult(51), WorkResult(52)], 3)
         assert len(table.session((1, 8)).log) == 4
 
     @pytest.mark.parametrize(("link_id", "epoch"), [(2, 1), (1, 0), (1, 2)])
@@ -278,14 +285,14 @@ class TestPasses:
         run_pass(table)
         table.receive(1, opening(5, prompt=(1,) * 40, limit=60), 0)
         items = table.begin_pass(10)
-        assert [(i.key[1], len(i.work.token_ids)) for i in items] == [(7, 1), (5, 9)]
-        assert [i.work.is_sampled for i in items] == [True, False]
+        assert [(i.key[1], i.work.num_rows) for i in items] == [(7, 1), (5, 9)]
+        assert [len(i.work.token_ids) for i in items] == [1, 40]
 
     def test_rows_are_bounded(self):
         table = filled((1, 1), (1, 2), (1, 3))
         items = table.begin_pass(4)
-        assert [len(item.work.token_ids) for item in items] == [3, 1]
-        table.end_pass(items, [50, None], 0)
+        assert [item.work.num_rows for item in items] == [3, 1]
+        table.end_pass(items, [WorkResult(50), WorkResult(None, 1)], 0)
         assert [len(i.work.token_ids) for i in table.begin_pass(100)] == [1, 2, 3]
 
     def test_nothing_to_do(self):
@@ -299,13 +306,13 @@ class TestPasses:
         table = filled((1, 7), (1, 8))
         items = table.begin_pass(100)
         with pytest.raises(ValueError, match="zip"):
-            table.end_pass(items, [50], 3)
+            table.end_pass(items, [WorkResult(50)], 3)
 
     def test_closed_during_the_pass(self):
         table = filled((1, 7), (1, 8))
         items = table.begin_pass(100)
         table.receive(1, CloseSession(7, 1, CloseReason.ABORTED), 0)
-        table.end_pass(items, [50, 51], 3)
+        table.end_pass(items, [WorkResult(50), WorkResult(51)], 3)
         assert table.stats.num_drafted_tokens == 1
         assert table.take_released() == [1]
 
@@ -314,7 +321,7 @@ class TestPasses:
         table = filled((1, 7))
         items = table.begin_pass(100)
         table.receive(1, opening(epoch=2), 0)
-        table.end_pass(items, [50], 3)
+        table.end_pass(items, [WorkResult(50)], 3)
         assert table.session((1, 7)).log.slice(0) == (1, 2, 3)
         assert table.session((1, 7)).can_draft()
 
@@ -331,12 +338,12 @@ class TestPasses:
         items = table.begin_pass(100)
         table.cancel_pass(items)
         with pytest.raises(LocalProtocolError, match="end_work without begin_work"):
-            table.end_pass(items, [50], 3)
+            table.end_pass(items, [WorkResult(50)], 3)
 
     def test_a_token_that_came_too_late_is_not_counted(self):
         table = filled((1, 7))
         items = table.begin_pass(100)
         table.receive(1, verdict(3, 60), 0)
-        table.end_pass(items, [50], 3)
+        table.end_pass(items, [WorkResult(50)], 3)
         assert table.stats.num_drafted_tokens == 0
         assert table.take_drafts(0) == {}

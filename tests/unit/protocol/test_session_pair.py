@@ -7,7 +7,7 @@ draft's model is right except at chosen positions.
 import pytest
 
 from paceline.generation import TokenOrigin
-from paceline.protocol.draft_session import DraftSession
+from paceline.protocol.draft_session import DraftSession, WorkResult
 from paceline.protocol.messages import Nack, Opened, OpenStatus, Verdict
 from paceline.protocol.target_session import Disposition, TargetSession
 from paceline.sampling.acceptance import accept_matching
@@ -60,7 +60,7 @@ class Pair:
         for _ in range(count):
             if not self.draft.can_draft():
                 break
-            self.draft.end_work(self.begin_pass())
+            self.draft.end_work(WorkResult(self.begin_pass()))
         self.send(lose=lose)
 
     def send(self, *, lose=False):
@@ -218,7 +218,7 @@ def test_verdict_in_the_middle_of_a_draft_pass():
             continue
         token_id = pair.begin_pass()
         pair.verify(3)
-        pair.draft.end_work(token_id)
+        pair.draft.end_work(WorkResult(token_id))
         pair.send()
     assert pair.delivered == expected(40)
     assert Disposition.GAP not in pair.dispositions

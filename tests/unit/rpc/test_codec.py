@@ -89,7 +89,10 @@ def test_the_largest_sendable_entry_fits_a_message() -> None:
         while limits.item_bytes(num_tokens + 1) <= limits.max_body_bytes:
             num_tokens += 1
         largest = replace(
-            m.OPEN, token_ids=(vocab_size - 1,) * num_tokens, limit_position=2**31 - 1
+            m.OPEN,
+            token_ids=(vocab_size - 1,) * num_tokens,
+            limit_position=2**31 - 1,
+            sampling=replace(m.OPEN.sampling, logit_bias=(), stop_token_ids=()),
         )
         check_sendable(largest, limits)
         (data,) = encode_target([largest], limits)
@@ -228,6 +231,14 @@ SAMPLING_OFFENCES = [
     ("top_p", 1.1, "top_p must be in"),
     ("top_k", 2**31, "top_k must be"),
     ("choice", 2**24, "choice must be a u24"),
+    ("min_p", 1.1, "min_p must be in"),
+    ("min_p", float("nan"), "min_p must be in"),
+    ("presence_penalty", 2.1, "presence_penalty must be in"),
+    ("presence_penalty", float("nan"), "presence_penalty must be in"),
+    ("frequency_penalty", -2.1, "frequency_penalty must be in"),
+    ("repetition_penalty", 0.0, "repetition_penalty must be in"),
+    ("repetition_penalty", float("inf"), "repetition_penalty must be in"),
+    ("min_tokens", 2**31, "min_tokens must be"),
 ]
 
 
@@ -262,16 +273,6 @@ def test_sampling_is_required() -> None:
     data = spoil_target(lambda f: f.open_session.items[0].ClearField("sampling"), m.OPEN)
     with pytest.raises(RemoteProtocolError, match="without sampling parameters"):
         decode_target(data, LIMITS)
-
-
-def test_distributions_are_refused_in_version_1() -> None:
-    def change(frame: pb.DraftFrame) -> None:
-        entry = frame.draft_tokens.items[0].distributions.add()
-        entry.token_ids.extend([1, 2])
-        entry.weights.extend([65535, 1])
-
-    with pytest.raises(RemoteProtocolError, match="distributions are not used"):
-        decode_draft(spoil_draft(change, m.DRAFT_TOKENS), LIMITS)
 
 
 def test_one_bad_entry_costs_the_whole_message() -> None:

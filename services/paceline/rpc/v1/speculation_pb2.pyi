@@ -145,18 +145,34 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_p", "top_k", "seed", "choice")
+    __slots__ = ("temperature", "top_p", "top_k", "seed", "choice", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_biases", "min_tokens", "stop_token_ids")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIASES_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_p: float
     top_k: int
     seed: int
     choice: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ...) -> None: ...
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logit_biases: _containers.RepeatedScalarFieldContainer[float]
+    min_tokens: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position")
@@ -235,7 +251,7 @@ class DraftTokensBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[DraftTokens, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us")
+    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us", "has_rejection")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +262,7 @@ class Verdict(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
+    HAS_REJECTION_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     start: int
@@ -256,7 +273,8 @@ class Verdict(_message.Message):
     trace_context: bytes
     queue_us: int
     verify_us: int
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ...) -> None: ...
+    has_rejection: bool
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., has_rejection: _Optional[bool] = ...) -> None: ...
 
 class VerdictBatch(_message.Message):
     __slots__ = ("items",)
