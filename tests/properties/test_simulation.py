@@ -41,6 +41,8 @@ CASES = [
     *("kept", "duplicate", "gap", "stale", "diverged", "stale_epoch"),
     *("checked_context", "stale_draft", "stale_verdict", "nack", "remote_error", "outlaw"),
     *("opened", "reopened", "open_timeout", "busy", "given_up", "evicted", "expired"),
+    *("out_of_blocks", "preempted", "unfinished_prefills", "prefix_tokens", "cached_prompts"),
+    *("groups", "prompt_logprobs", "lawful_accepted", "lawful_rejected"),
 ]
 
 

@@ -4,9 +4,11 @@
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
+from paceline.engine.base import Verify
 from paceline.errors import ProtocolError
 from paceline.protocol.draft_session import DraftSession, Rewind
 from paceline.protocol.draft_table import DraftTable
@@ -17,7 +19,7 @@ from paceline.target.draft_desk import DraftDesk
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.testing.cluster import run_seed
 from paceline.testing.invariants import InvariantError
-from paceline.testing.world import Parts
+from paceline.testing.world import Parts, RememberingToyEngine
 
 MAX_SEEDS = 400
 
@@ -112,8 +114,8 @@ class WritesOneMore(TargetSession):
 class KeysNoiseByRound(Scheduler):
     """Output index counts passes, so noise depends on how many tokens each pass yielded."""
 
-    def _entry(self, sequence, start, stop, draft):
-        entry = super()._entry(sequence, start, stop, draft)
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
         item = replace(entry.item, output_index=sequence.session.round)
         return replace(entry, item=item)
 
@@ -137,6 +139,115 @@ class WaitsForDrafts(Scheduler):
         if any(s.link is LinkState.STREAMING and not s.window_len for s in running):
             return Hold(now_us + 50_000)
         return super().plan(now_us)
+
+
+class ResumesFromThePrompt(Scheduler):
+    """A preempted sequence forgets what it has written."""
+
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
+        prompt = sequence.request.prompt_token_ids
+        if not sequence.num_preemptions or start >= len(prompt):
+            return entry
+        return replace(entry, item=replace(entry.item, token_ids=prompt[start:]))
+
+
+class ResumesFromItsOldCache(Scheduler):
+    """A preempted sequence believes that the engine still has its KV."""
+
+    def make_room(self, plan):
+        cached = {i: self._sequences[i].cached_len for i in self._running}
+        can_go_on = super().make_room(plan)
+        for session_id in self._roster.waiting:
+            self._sequences[session_id].cached_len = cached.get(session_id, 0)
+        return can_go_on
+
+
+class KeepsPreemptedBlocks(Scheduler):
+    def take_released(self):
+        return [i for i in super().take_released() if i not in self._roster.waiting]
+
+
+class OneNoiseForAllChoices(Scheduler):
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
+        sampling = replace(entry.item.sampling, choice=0)
+        return replace(entry, item=replace(entry.item, sampling=sampling))
+
+
+class EveryChoiceScoresThePrompt(Scheduler):
+    def _entry(self, sequence, start, max_rows, draft):
+        choice, sequence.choice = sequence.choice, 0
+        entry = super()._entry(sequence, start, max_rows, draft)
+        sequence.choice = choice
+        return entry
+
+
+class ScoresThePromptAgain(Scheduler):
+    """Prompt log-probabilities come with the second delta, too."""
+
+    def _commit(self, entry, result, times):
+        sequence = self._sequences[entry.session_id]
+        collected = list(sequence.prompt_logprobs)
+        delta = super()._commit(entry, result, times)
+        sequence.prompt_logprobs += collected
+        return delta
+
+
+class DropsLogprobsOfAcceptedTokens(Scheduler):
+    def _commit(self, entry, result, times):
+        delta = super()._commit(entry, result, times)
+        return replace(delta, logprobs=delta.logprobs[delta.num_accepted_tokens :])
+
+
+class WaitsForNoPrompt(Scheduler):
+    """Each choice computes the prompt for itself."""
+
+    def add(self, request, now_us):
+        first = super().add(request, now_us)
+        for session_id in range(first, first + request.n):
+            self._sequences[session_id].num_shared_tokens = 0
+        return first
+
+
+class PrefillsWithoutABound(Scheduler):
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
+        return replace(entry, item=replace(entry.item, max_rows=None))
+
+
+class TakesPrefillsForFinished(Scheduler):
+    """A prefill that ran out of rows counts as done."""
+
+    def end_pass(self, plan, results, times, num_free_blocks):
+        results = [replace(result, cached_len=None) for result in results]
+        return super().end_pass(plan, results, times, num_free_blocks)
+
+
+class VerifiesWithOldNoise(Scheduler):
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
+        if not isinstance(entry.item.rule, Verify):
+            return entry
+        return replace(entry, item=replace(entry.item, rule=replace(entry.item.rule, round=0)))
+
+
+class TakesLawfulForMatching(Scheduler):
+    """Rejection modes accept what the target would have drawn by itself."""
+
+    def _entry(self, sequence, start, max_rows, draft):
+        entry = super()._entry(sequence, start, max_rows, draft)
+        return replace(entry, item=replace(entry.item, rule=None))
+
+
+class PenaltiesWithoutTheBlock(RememberingToyEngine):
+    """Row i of a block counts what was committed, but not the proposals before it."""
+
+    _tokens: ClassVar = {}
+
+    def _row(self, state, item, offset):
+        first, row = super()._row(state, item, 0), super()._row(state, item, offset)
+        return replace(row, output_token_ids=first.output_token_ids)
 
 
 class SilentDesk(DraftDesk):
@@ -167,6 +278,19 @@ BUGS = {
     "leaves one out": Parts(scheduler=LeavesOneOut),
     "waits for drafts": Parts(scheduler=WaitsForDrafts),
     "never closes": Parts(scheduler=NeverCloses),
+    "resumes from the prompt": Parts(scheduler=ResumesFromThePrompt),
+    "resumes from its old cache": Parts(scheduler=ResumesFromItsOldCache),
+    "keeps preempted blocks": Parts(scheduler=KeepsPreemptedBlocks),
+    "one noise for all choices": Parts(scheduler=OneNoiseForAllChoices),
+    "every choice scores the prompt": Parts(scheduler=EveryChoiceScoresThePrompt),
+    "scores the prompt again": Parts(scheduler=ScoresThePromptAgain),
+    "drops logprobs of accepted tokens": Parts(scheduler=DropsLogprobsOfAcceptedTokens),
+    "waits for no prompt": Parts(scheduler=WaitsForNoPrompt),
+    "prefills without a bound": Parts(scheduler=PrefillsWithoutABound),
+    "takes prefills for finished": Parts(scheduler=TakesPrefillsForFinished),
+    "verifies with old noise": Parts(scheduler=VerifiesWithOldNoise),
+    "takes lawful for matching": Parts(scheduler=TakesLawfulForMatching),
+    "penalties without the block": Parts(target_engine=PenaltiesWithoutTheBlock),
 }
 
 

@@ -1,6 +1,5 @@
 """TargetReplica: a `TargetDriver` inside a Serve replica, reporting to the Controller."""
 
-import asyncio
 import dataclasses
 import logging
 import os
@@ -14,9 +13,8 @@ from ray.serve.handle import DeploymentHandle
 
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
-from paceline.engine.loader import load_source
-from paceline.engine.worker import EngineWorker
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.rank_actors import load_replica_engine
 from paceline.target.driver import TargetDriver
 
 logger = logging.getLogger("ray.serve")
@@ -33,8 +31,8 @@ class TargetReplica:
     ) -> None:
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
-        engine = await asyncio.to_thread(load_source, config.target.model)
-        self._driver = TargetDriver(EngineWorker(engine), config, replica_id, boot_id)
+        self._engine = await load_replica_engine(config.target.model)
+        self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
         await self._driver.start()
         self._replica_id, self._boot_id = replica_id, boot_id
         self._host = config.target.host
@@ -73,8 +71,8 @@ class TargetReplica:
         async for delta in self._driver.generate(request):
             yield delta
 
-    async def abort(self, request_id: str) -> bool:
-        return self._driver.abort(request_id)
+    async def abort(self, request_id: str, choice: int | None = None) -> bool:
+        return self._driver.abort(request_id, choice)
 
     async def ready(self) -> bool:
         """True when a request would be answered now."""
@@ -90,6 +88,7 @@ class TargetReplica:
         return {
             "replica_id": self._replica_id,
             "pid": os.getpid(),
+            "rank_pids": self._engine.rank_pids,
             "scheduler": dataclasses.asdict(scheduler.stats),
             "drafts": dict(scheduler.drafts.counts),
             "num_links": self._driver.num_links,
@@ -101,8 +100,10 @@ class TargetReplica:
         }
 
     async def check_health(self) -> None:
+        self._engine.check_health()  # first: what it raises replaces this replica at once
         self._driver.check_health()
 
     async def __del__(self) -> None:
         await self._heartbeats.stop()
         await self._driver.stop()
+        await self._engine.stop()

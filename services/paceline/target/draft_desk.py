@@ -26,11 +26,14 @@ from paceline.protocol.messages import (
     Verdict,
 )
 from paceline.protocol.target_session import Disposition
+from paceline.sampling.params import SamplingParams
 from paceline.target.draft_pool import DraftPool
 from paceline.target.sequence import Sequence
 
 _US = 1_000_000
 _OPEN_OVERHEAD_BYTES = 1024
+_TOKEN_BYTES = 5
+_BIAS_BYTES = 20
 MAX_DRAFT_US = _US
 
 
@@ -48,10 +51,6 @@ class DraftDesk:
         self._policy = policy
         self._config = config
         self.pool = DraftPool(config.max_remote_errors, max_draft_ahead)
-        # An OpenSession carries every token (5 bytes each at most) and must fit one message.
-        self._max_open_len = min(
-            config.max_tokens_per_item, (config.max_message_bytes - _OPEN_OVERHEAD_BYTES) // 5
-        )
         self.counts: Counter[str] = Counter()
 
     # -- links ------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ class DraftDesk:
             return
         if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
             return
-        if session.committed_len > self._max_open_len:
+        if session.committed_len > self._max_open_len(session.sampling):
             return  # too long to travel: it goes on without a draft
         link_id = self.pool.choose(
             session.mode, now_us, avoid=sequence.last_draft_id, length=session.committed_len
@@ -101,6 +100,13 @@ class DraftDesk:
         self.pool.send(link_id, session.reopen(link.hello.max_model_len), grants=True)
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
 
+    def _max_open_len(self, sampling: SamplingParams) -> int:
+        """An OpenSession carries every token (5 bytes each at most) and must fit one message."""
+        overhead = _OPEN_OVERHEAD_BYTES + _BIAS_BYTES * len(sampling.logit_bias)
+        overhead += _TOKEN_BYTES * len(sampling.stop_token_ids)
+        room = (self._config.max_message_bytes - overhead) // _TOKEN_BYTES
+        return min(self._config.max_tokens_per_item, room)
+
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended."""
         if sequence.session.is_attached:
@@ -108,6 +114,16 @@ class DraftDesk:
             self._part(sequence, CloseReason.FINISHED if finished else CloseReason.ABORTED)
         self.pool.release(sequence.draft_id, sequence.session.session_id)
         sequence.session.close()
+
+    def suspend(self, sequence: Sequence) -> None:
+        """The sequence has lost its KV and waits: its draft is free for others meanwhile.
+
+        Any draft may take it later, this one best of all, as it may still hold the prefix.
+        """
+        if sequence.session.is_attached:
+            self._part(sequence, CloseReason.REPLACED)
+            self._lose(sequence, LinkEvent.PEER_LOST)
+        sequence.last_draft_id = None
 
     def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
         self.pool.send(sequence.draft_id, verdict, grants=True)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from paceline.config import AppConfig
+from paceline.engine.base import EngineBroken, OutOfBlocks
 from paceline.engine.worker import EngineWorker, monotonic_us
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
@@ -23,9 +25,18 @@ from paceline.target.sequence import PassTimes
 
 logger = logging.getLogger("ray.serve")
 
-_Delivery = RoundDelta | RequestError
 _DOWN = "this target has stopped; try again"
 _ENGINE_FAILED = "the model failed on this request's batch; nothing more was generated"
+
+
+@dataclass(slots=True)
+class _Answers:
+    """What comes out of one request. `open`: choices that have not ended."""
+
+    first_session_id: int
+    open: set[int]
+    # Bounded by max_tokens deltas a choice; None: look at `open` again.
+    queue: asyncio.Queue[RoundDelta | RequestError | None] = field(default_factory=asyncio.Queue)
 
 
 class TargetDriver:
@@ -37,8 +48,8 @@ class TargetDriver:
         self.worker = worker
         self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
         self._rpc = config.rpc
-        self._queues: dict[int, asyncio.Queue[_Delivery]] = {}
-        self._requests: dict[str, int] = {}
+        self._requests: dict[str, _Answers] = {}
+        self._answers: dict[int, _Answers] = {}  # the same by session id
         self._streams: dict[int, TargetStream] = {}
         self._next_link_id = 1
         info = worker.info
@@ -84,43 +95,60 @@ class TargetDriver:
     # -- requests ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
-        """One delta per round; closing the iterator early aborts the sequence."""
+        """One delta per round of each choice; closing the iterator early aborts what is left."""
         if request.request_id in self._requests:
             raise RequestError("a request with this id is in progress", "request_id")
         if not self._loop.is_running:
-            raise RequestError(_DOWN, None, "target_lost", 503, 1)
-        session_id = self.scheduler.add(request, monotonic_us())
-        queue: asyncio.Queue[_Delivery] = asyncio.Queue()  # bounded by max_tokens deltas
-        self._queues[session_id] = queue
-        self._requests[request.request_id] = session_id
+            raise _target_lost()
+        first_session_id = self.scheduler.add(request, monotonic_us())
+        answers = _Answers(first_session_id, set(range(request.n)))
+        session_ids = [first_session_id + choice for choice in range(request.n)]
+        self._requests[request.request_id] = answers
+        self._answers.update(dict.fromkeys(session_ids, answers))
         self._loop.wake()
         try:
-            while True:
-                delta = await queue.get()
+            while answers.open:
+                delta = await answers.queue.get()
                 if isinstance(delta, RequestError):
                     raise delta
-                yield delta
+                if delta is None or delta.choice not in answers.open:
+                    continue  # this choice was aborted
                 if delta.finish_reason is not None:
-                    return
+                    answers.open.discard(delta.choice)
+                yield delta
         finally:
-            self._queues.pop(session_id, None)
-            self._requests.pop(request.request_id, None)
-            if self.scheduler.abort(session_id):
-                self._loop.wake()
+            del self._requests[request.request_id]
+            for session_id in session_ids:
+                del self._answers[session_id]
+                if self.scheduler.abort(session_id):
+                    self._loop.wake()
 
-    def abort(self, request_id: str) -> bool:
-        """End a request wherever it is; False when this target does not have it."""
-        session_id = self._requests.get(request_id)
-        if session_id is None:
+    def abort(self, request_id: str, choice: int | None = None) -> bool:
+        """End a request wherever it is, or one choice of it while the others go on.
+
+        A whole request ends in an error (499), a choice without another delta. False when this
+        target does not have it (any more).
+        """
+        answers = self._requests.get(request_id)
+        if answers is None:
             return False
-        self._fail(session_id, "the request was aborted", 499)
+        if choice is None:
+            self._fail(answers, RequestError("the request was aborted", None, "aborted", 499))
+            return True
+        if choice not in answers.open:
+            return False
+        answers.open.discard(choice)
+        answers.queue.put_nowait(None)
+        self._abort_choice(answers, choice)
         return True
 
-    def _fail(self, session_id: int, sentence: str, status: int) -> None:
-        queue = self._queues.get(session_id)
-        if queue is not None:
-            queue.put_nowait(RequestError(sentence, None, "aborted", status))
-        if self.scheduler.abort(session_id):
+    def _fail(self, answers: _Answers, error: RequestError) -> None:
+        answers.queue.put_nowait(error)
+        for choice in answers.open:
+            self._abort_choice(answers, choice)
+
+    def _abort_choice(self, answers: _Answers, choice: int) -> None:
+        if self.scheduler.abort(answers.first_session_id + choice):
             self._loop.wake()
 
     # -- passes -----------------------------------------------------------------------------
@@ -138,32 +166,45 @@ class TargetDriver:
             await self._pass(plan)
 
     def _fail_all(self) -> None:
-        for session_id in list(self._queues):
-            self._fail(session_id, _DOWN, 503)
+        for answers in self._requests.values():
+            self._fail(answers, _target_lost())
 
     async def _run_released(self) -> None:
         released = self.scheduler.take_released()
         if released:
-            await self.worker.run(released, [])
+            done = await self.worker.run(released, [])
+            self.scheduler.learn_free_blocks(done.num_free_blocks)
 
     async def _pass(self, plan: PassPlan) -> None:
         released = self.scheduler.take_released()
         try:
             done = await self.worker.run(released, plan.items)
+        except OutOfBlocks:
+            # Nothing was changed: the next turn plans again, with less.
+            if not self.scheduler.make_room(plan):
+                logger.exception("the cache cannot hold a lone sequence")
+                self._fail_pass(plan)
+            return
+        except EngineBroken:
+            raise  # ends the pass loop, so that this replica is replaced
         except Exception:
             # One bad batch must not end the replica: its requests fail, the others go on.
             logger.exception("a pass over %d sequences failed", len(plan.entries))
-            for session_id in self.scheduler.fail_pass(plan):
-                queue = self._queues.get(session_id)
-                if queue is not None:
-                    queue.put_nowait(RequestError(_ENGINE_FAILED, None, "engine_error", 500))
+            self._fail_pass(plan)
             return
         times = PassTimes(done.started_us, done.ended_us)
-        for session_id, delta in self.scheduler.end_pass(plan, done.results, times):
-            queue = self._queues.get(session_id)
-            if queue is not None:
-                queue.put_nowait(delta)
+        deltas = self.scheduler.end_pass(plan, done.results, times, done.num_free_blocks)
+        for session_id, delta in deltas:
+            answers = self._answers.get(session_id)
+            if answers is not None:
+                answers.queue.put_nowait(delta)
         self._flush()
+
+    def _fail_pass(self, plan: PassPlan) -> None:
+        for session_id in self.scheduler.fail_pass(plan):
+            answers = self._answers.get(session_id)
+            if answers is not None:
+                self._fail(answers, RequestError(_ENGINE_FAILED, None, "engine_error", 500))
 
     # -- drafts -----------------------------------------------------------------------------
 
@@ -202,6 +243,10 @@ class TargetDriver:
     @property
     def num_links(self) -> int:
         return len(self._streams)
+
+
+def _target_lost() -> RequestError:
+    return RequestError(_DOWN, None, "target_lost", 503, 1)
 
 
 def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:

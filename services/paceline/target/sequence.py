@@ -1,10 +1,14 @@
-"""One admitted request inside the scheduler: its session plus what passes need to know of it."""
+"""One of a request's sequences inside the scheduler: its session, and what passes need to know.
+
+It knows no other sequence but choice 0 of its own request, and neither queues nor KV blocks.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.generation import GenerateRequest, RoundDelta
+from paceline.engine.base import StepResult
+from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
 from paceline.protocol.lookahead import AcceptanceEstimate
 from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession, TokenDelta
@@ -30,17 +34,27 @@ class PassTimes:
 
 @dataclass(slots=True)
 class Sequence:
-    """`max_draft` is the K cap in force (0 = drafting off); `num_blocks` its KV reservation."""
+    """`max_draft` is the K cap in force (0 = drafting off).
+
+    `leader` is choice 0 for the other choices of a request: `num_shared_tokens` of its prompt's
+    KV can be had from the prefix cache as soon as it has computed them.
+    """
 
     session: TargetSession
     request: GenerateRequest
     max_draft: int
-    num_blocks: int
+    choice: int = 0
+    leader: Sequence | None = None
+    num_shared_tokens: int = 0
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     # Tokens whose KV the engine holds for exactly this sequence's tokens.
     cached_len: int = 0
+    is_running: bool = False
     in_pass: bool = False
     is_aborted: bool = False
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache by the first prefill
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first delta
     draft_id: int | None = None
     last_draft_id: int | None = None
     open_deadline_us: int = 0
@@ -57,14 +71,60 @@ class Sequence:
         """Whether only the newest committed token is missing from the cache."""
         return self.cached_len >= self.session.committed_len - 1
 
+    @property
+    def is_held(self) -> bool:
+        """Whether to wait for choice 0, which computes the prompt of both."""
+        leader = self.leader
+        return (
+            leader is not None
+            and self.num_shared_tokens > 0
+            and leader.is_running
+            and leader.session.num_output_tokens == 0
+        )
+
+    def unscored_prompt(self, start: int) -> tuple[int, ...]:
+        """Prompt tokens that rows from `start` on predict and whose logprobs are still due."""
+        wanted = self.request.num_prompt_logprobs is not None and self.choice == 0
+        if not wanted or self.session.num_output_tokens:
+            return ()
+        return self.request.prompt_token_ids[start + 1 :]
+
+    def learn(self, result: StepResult, cached_len: int) -> None:
+        """A pass over this sequence is done."""
+        self.in_pass = False
+        self.cached_len = cached_len
+        self.prompt_logprobs += result.prompt_logprobs
+        if not (self.num_preemptions or self.session.num_output_tokens):
+            found = self.num_cached_tokens + result.num_prefix_tokens
+            self.num_cached_tokens = min(found, self.session.prompt_len)
+
+    def preempt(self) -> None:
+        """Its KV is gone; tokens, and what was delivered, stay. Collected logprobs come again."""
+        self.cached_len = 0
+        self.num_preemptions += 1
+        self.prompt_logprobs.clear()
+        self.hold_until_us = 0
+
     def keep(self, draft: DraftTokens, now_us: int, wire_us: int) -> None:
         """Remember when proposals arrived (bounded: one entry per message in the window)."""
         end = draft.start + len(draft.token_ids)
         self.arrivals.append(Arrival(end, now_us, wire_us, draft.draft_us))
         self.last_arrival_us = now_us
 
-    def to_round(self, delta: TokenDelta, start: int, times: PassTimes) -> RoundDelta:
-        """The delta with the times of the proposals that this pass verified."""
+    def to_round(
+        self,
+        delta: TokenDelta,
+        start: int,
+        times: PassTimes,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> RoundDelta:
+        """The delta with the times of the proposals that this pass verified.
+
+        `logprobs` may go on behind the committed tokens, up to the last sampled row.
+        """
+        is_first = start == self.session.prompt_len
+        prompt_logprobs = tuple(self.prompt_logprobs)
+        self.prompt_logprobs.clear()
         end = start + delta.num_draft_tokens
         used: list[Arrival] = []
         covered = start
@@ -88,4 +148,8 @@ class Sequence:
             queue_ms=max(0, times.started_us - used[-1].arrived_us) / 1000.0 if used else 0.0,
             verify_ms=(times.ended_us - times.started_us) / 1000.0,
             finish_reason=delta.finish_reason,
+            choice=self.choice,
+            logprobs=logprobs[: len(delta.token_ids)],
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens if is_first else 0,
         )

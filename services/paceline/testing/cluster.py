@@ -14,11 +14,18 @@ from functools import partial
 from random import Random
 
 from paceline.errors import PacelineError
+from paceline.generation import GenerateRequest
 from paceline.testing.clock import VirtualClock
 from paceline.testing.faults import Fault
 from paceline.testing.invariants import Checker, Ticket, require
 from paceline.testing.network import End, SimulatedNetwork, Stream
-from paceline.testing.scenario import VOCAB_SIZE, Scenario, draw_scenario, target_only
+from paceline.testing.scenario import (
+    VOCAB_SIZE,
+    Scenario,
+    draw_scenario,
+    is_lawful,
+    target_only,
+)
 from paceline.testing.simulated_draft import SimulatedDraft
 from paceline.testing.simulated_target import SimulatedTarget
 from paceline.testing.world import Parts, World
@@ -59,14 +66,9 @@ class SimulatedCluster:
         self.world = World(scenario, self.clock, self.network, self.checker, parts, [])
         self.targets = [SimulatedTarget(i, self.world) for i in range(scenario.num_targets)]
         self.drafts = [SimulatedDraft(i, self.world) for i in range(scenario.num_drafts)]
-        self.tickets = [
-            Ticket(
-                index,
-                client.request.prompt_token_ids,
-                target_only(scenario.engine_seed, client.request),
-            )
-            for index, client in enumerate(scenario.clients)
-        ]
+        # A client's tickets, one for each of its choices; and all of them.
+        self.orders = [_tickets(scenario, client.request) for client in scenario.clients]
+        self.tickets = [ticket for order in self.orders for ticket in order]
         self.num_events = 0
 
     # -- the run ----------------------------------------------------------------------------
@@ -76,10 +78,9 @@ class SimulatedCluster:
         if self.scenario.are_drafts_up:
             for draft in self.drafts:
                 self.clock.call_after(self.rng.randrange(1_000), partial(self._boot, draft))
-        for ticket in self.tickets:
-            client = self.scenario.clients[ticket.index]
+        for client, order in zip(self.scenario.clients, self.orders, strict=True):
             target = self.targets[client.target_id]
-            self.clock.call_at(client.start_us, partial(target.submit, ticket, ticket.index))
+            self.clock.call_at(client.start_us, partial(target.submit, order))
         self._schedule_faults()
         self._play(until_done=True)
         require(all(ticket.is_done for ticket in self.tickets), "a request never finished")
@@ -90,6 +91,8 @@ class SimulatedCluster:
         counts = self.checker.counts.copy()
         for target in self.targets:
             counts.update(target.scheduler.drafts.counts)
+            counts["preempted"] += target.scheduler.stats.num_preemptions
+            counts["prefix_tokens"] += target.scheduler.stats.num_prefix_tokens
         for draft in self.drafts:
             counts["rewinds"] += draft.table.stats.num_rewinds
             counts["busy_drafts"] += draft.table.stats.num_busy
@@ -127,6 +130,9 @@ class SimulatedCluster:
             require(not any(link.sessions or link.outbox for link in links), "links not empty")
             self._require_empty("target", target.engine.engine.stats().num_sequences)
             target.engine.engine.check_integrity()
+            num_free = (target.engine.num_free_blocks, scheduler.num_free_blocks)
+            num_blocks = scheduler.info.num_blocks
+            require(num_free == (num_blocks, num_blocks), "blocks lost", num_free, num_blocks)
 
     def _require_no_sessions(self, when: str) -> None:
         for draft in self.drafts:
@@ -220,14 +226,28 @@ class SimulatedCluster:
             self._boot(draft)
 
     def _abort_some(self) -> None:
-        ticket = self.rng.choice(self.tickets)
-        target = self.targets[self.scenario.clients[ticket.index].target_id]
-        if target.abort(ticket):
-            self._fire(Fault.ABORT)
+        """A client leaves one of its choices, or all."""
+        index = self.rng.randrange(len(self.orders))
+        order = self.orders[index]
+        target = self.targets[self.scenario.clients[index].target_id]
+        for ticket in order if self.rng.random() < 0.5 else [self.rng.choice(order)]:
+            if target.abort(ticket):
+                self._fire(Fault.ABORT)
 
     def _fire(self, fault: Fault) -> None:
         self.network.fired[fault] += 1
         self.world.note("fault", fault.value)
+
+
+def _tickets(scenario: Scenario, request: GenerateRequest) -> list[Ticket]:
+    return [
+        Ticket(
+            request,
+            choice,
+            None if is_lawful(request) else target_only(scenario.engine_seed, request, choice),
+        )
+        for choice in range(request.n)
+    ]
 
 
 def run_seed(seed: int, parts: Parts = DEFAULT_PARTS) -> Report:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from paceline.generation import GenerateRequest, RoundDelta
 from paceline.protocol.draft_session import DraftSession
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import DraftTokens, OpenSession, Verdict
@@ -28,24 +29,53 @@ def require(is_true: bool, what: str, *details: object) -> None:
 
 @dataclass(slots=True)
 class Ticket:
-    """A client's view: what it should get, what it got so far."""
+    """A client's view of one choice: what it should get, what it got so far.
 
-    index: int
-    prompt: tuple[int, ...]
-    expected: tuple[int, ...]
+    `expected` None: the text depends on the drafts (rejection modes), and only its end is known.
+    """
+
+    request: GenerateRequest
+    choice: int
+    expected: tuple[int, ...] | None
     received: list[int] = field(default_factory=list)
+    is_begun: bool = False
     is_done: bool = False
     is_aborted: bool = False
 
-    def receive(self, token_ids: tuple[int, ...], is_last: bool) -> None:
+    @property
+    def text(self) -> tuple[int, ...]:
+        return (*self.request.prompt_token_ids, *self.received)
+
+    def receive(self, delta: RoundDelta) -> None:
         """Lossless and monotone: at any time a prefix of the target-only run, at the end all."""
-        require(not self.is_done, "tokens after the end", self.index)
-        self.received += token_ids
-        got = tuple(self.received)
-        require(got == self.expected[: len(got)], "tokens differ", self.index, got, self.expected)
-        self.is_done = is_last
-        if is_last:
-            require(got == self.expected, "ended early", self.index, got, self.expected)
+        where = f"{self.request.request_id}[{self.choice}]"
+        require(not self.is_done, "tokens after the end", where)
+        require(delta.choice == self.choice, "another choice's tokens", where, delta.choice)
+        self._check_extras(delta, where)
+        self.received += delta.token_ids
+        self.is_begun, self.is_done = True, delta.finish_reason is not None
+        got, expected = tuple(self.received), self.expected
+        if expected is None:
+            is_full = len(got) == self.request.max_tokens
+            require(len(got) <= self.request.max_tokens, "too many tokens", where, got)
+            require(is_full <= self.is_done, "goes on at max_tokens", where, got)
+            return
+        require(got == expected[: len(got)], "tokens differ", where, got, expected)
+        if self.is_done:
+            require(got == expected, "ended early", where, got, expected)
+
+    def _check_extras(self, delta: RoundDelta, where: str) -> None:
+        """Log-probabilities for each token, exactly once; the prompt's with the first delta."""
+        request, prompt = self.request, self.request.prompt_token_ids
+        scored = tuple(entry.token_id for entry in delta.logprobs)
+        wanted = () if request.num_logprobs is None else delta.token_ids
+        require(scored == wanted, "logprobs of other tokens", where, scored, wanted)
+        scored = tuple(entry.token_id for entry in delta.prompt_logprobs)
+        is_due = not (self.is_begun or self.choice) and request.num_prompt_logprobs is not None
+        wanted = prompt[1:] if is_due else ()
+        require(scored == wanted, "prompt logprobs of other tokens", where, scored, wanted)
+        most = 0 if self.is_begun else len(prompt) - 1
+        require(delta.num_cached_tokens <= most, "too many cached tokens", where, delta)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ window is as full as K allows. For exactness tests and for measuring acceptance;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
-from paceline.engine.base import Engine, StepItem, StepResult
+from paceline.draft.steps import step_item, work_result
+from paceline.engine.base import Engine, OutOfBlocks, StepItem, StepResult
 from paceline.generation import GenerateRequest, RoundDelta
-from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
+from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
 from paceline.protocol.messages import PROTOCOL_VERSION, Hello
 from paceline.target.scheduler import PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
@@ -23,10 +24,14 @@ _TICK_US = 1000
 
 @dataclass
 class Run:
-    """What one request got."""
+    """What one request got: the deltas of all its choices in the order in which they came."""
 
-    token_ids: list[int] = field(default_factory=list)
     deltas: list[RoundDelta] = field(default_factory=list)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of choice 0."""
+        return self.text(0)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -36,12 +41,22 @@ class Run:
     def num_accepted_tokens(self) -> int:
         return sum(delta.num_accepted_tokens for delta in self.deltas)
 
+    def of(self, choice: int) -> list[RoundDelta]:
+        return [delta for delta in self.deltas if delta.choice == choice]
+
+    def text(self, choice: int) -> list[int]:
+        return [token_id for delta in self.of(choice) for token_id in delta.token_ids]
+
 
 class Loopback:
     """`draft=None` runs the target alone through the same scheduler."""
 
     def __init__(
-        self, target: Engine, draft: Engine | None, speculation: SpeculationConfig
+        self,
+        target: Engine,
+        draft: Engine | None,
+        speculation: SpeculationConfig,
+        config: TargetConfig | None = None,
     ) -> None:
         self._target = target
         self._draft = draft
@@ -49,56 +64,77 @@ class Loopback:
         self._added: dict[int, set[int]] = {id(target): set(), id(draft): set()}
         # A lone sequence's wait needs a clock; here the window is full before each pass anyway.
         still = speculation.model_copy(update={"max_lone_wait_ms": 0.0})
-        self.scheduler = Scheduler(target.info, TargetConfig(), still, RpcConfig())
+        self.scheduler = Scheduler(target.info, config or TargetConfig(), still, RpcConfig())
         max_len = target.info.max_model_len if draft is None else draft.info.max_model_len
         self.table = DraftTable(max_sessions=1024, max_len=max_len, session_idle_us=1 << 60)
+        self._runs: dict[int, Run] = {}
         if draft is not None:
             self.scheduler.drafts.attach(_LINK, _hello(draft))
 
     def run(self, requests: Sequence[GenerateRequest]) -> list[Run]:
         """All of them together, to their ends; results in order."""
-        runs: dict[int, Run] = {}
-        for request in requests:
-            runs[self.scheduler.add(request, self._now_us)] = Run()
-        while self.scheduler.num_running:
-            self._now_us += _TICK_US
-            self.propose()
-            plan = self.scheduler.plan(self._now_us)
-            if isinstance(plan, PassPlan):
-                for session_id, delta in self.verify(plan):
-                    runs[session_id].deltas.append(delta)
-                    runs[session_id].token_ids.extend(delta.token_ids)
-        self._deliver()
-        self._free()
-        return list(runs.values())
+        runs = [self.add(request)[1] for request in requests]
+        while self.step():
+            pass
+        self._runs.clear()
+        return runs
+
+    def add(self, request: GenerateRequest) -> tuple[range, Run]:
+        """Queue a request: the session ids of its choices, and what will become of it."""
+        first = self.scheduler.add(request, self._now_us)
+        session_ids, run = range(first, first + request.n), Run()
+        self._runs.update((session_id, run) for session_id in session_ids)
+        return session_ids, run
+
+    def step(self, during: Callable[[], None] = lambda: None) -> bool:
+        """One round of all; False when nothing is left. `during` is called amid the pass."""
+        self._now_us += _TICK_US
+        self.propose()
+        plan = self.scheduler.plan(self._now_us)
+        if not isinstance(plan, PassPlan):
+            self._deliver()
+            self._free()
+            return False
+        for session_id, delta in self.verify(plan, during):
+            self._runs[session_id].deltas.append(delta)
+        return True
 
     def propose(self) -> None:
         """Draft passes until every sequence has reached its limit."""
         self._deliver()
-        draft = self._draft
-        while draft is not None and (items := self.table.begin_pass(1 << 20)):
-            steps = [
-                StepItem(
-                    sequence_id=item.sequence_id,
-                    start=item.work.start,
-                    token_ids=item.work.token_ids,
-                    num_samples=int(item.work.is_sampled),
-                    sampling=item.sampling,
-                    output_index=item.work.output_index,
-                )
-                for item in items
-            ]
-            results = [result.token_ids for result in self._step(draft, steps)]
-            self.table.end_pass(items, [tokens[0] if tokens else None for tokens in results], 0)
-            for drafts in self.table.take_drafts(self._now_us).values():
-                for message in drafts:
-                    self.scheduler.drafts.receive(_LINK, message, self._now_us)
+        while self._draft is not None and (items := self.table.begin_pass(1 << 20)):
+            self._free()
+            self._draft_pass(self._draft, items)
 
-    def verify(self, plan: PassPlan) -> list[tuple[int, RoundDelta]]:
-        """One target pass."""
+    def _draft_pass(self, draft: Engine, items: list[PassItem]) -> None:
+        try:
+            results = self._step(draft, [step_item(item) for item in items])
+        except OutOfBlocks:
+            self.table.cancel_pass(items)
+            evicted = self.table.evict_newest()
+            if evicted is not None:
+                self.scheduler.drafts.receive(*evicted, self._now_us)
+            return
+        self.table.end_pass(items, [work_result(result) for result in results], 0)
+        for drafts in self.table.take_drafts(self._now_us).values():
+            for message in drafts:
+                self.scheduler.drafts.receive(_LINK, message, self._now_us)
+
+    def verify(
+        self, plan: PassPlan, during: Callable[[], None] = lambda: None
+    ) -> list[tuple[int, RoundDelta]]:
+        """One target pass; nothing when there was no room for it and the next asks for less."""
         self._free()
-        results = self._step(self._target, plan.items)
-        return self.scheduler.end_pass(plan, results, PassTimes(self._now_us, self._now_us))
+        try:
+            results = self._step(self._target, plan.items)
+        except OutOfBlocks:
+            if not self.scheduler.make_room(plan):
+                raise
+            return []
+        during()
+        num_free_blocks = self._target.stats().num_free_blocks
+        times = PassTimes(self._now_us, self._now_us)
+        return self.scheduler.end_pass(plan, results, times, num_free_blocks)
 
     def _step(self, engine: Engine, items: Sequence[StepItem]) -> list[StepResult]:
         known = self._added[id(engine)]
@@ -115,11 +151,15 @@ class Loopback:
                     self.scheduler.drafts.receive(link_id, answer, self._now_us)
 
     def _free(self) -> None:
-        for sequence_id in self.scheduler.take_released():
-            self._target.free(sequence_id)
-        for sequence_id in self.table.take_released():
-            if self._draft is not None:
-                self._draft.free(sequence_id)
+        self._release(self._target, self.scheduler.take_released())
+        if self._draft is not None:
+            self._release(self._draft, self.table.take_released())
+        self.scheduler.learn_free_blocks(self._target.stats().num_free_blocks)
+
+    def _release(self, engine: Engine, released: Sequence[int]) -> None:
+        for sequence_id in released:
+            self._added[id(engine)].discard(sequence_id)
+            engine.free(sequence_id)
 
 
 def _hello(draft: Engine) -> Hello:

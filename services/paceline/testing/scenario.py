@@ -13,13 +13,17 @@ from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepItem
 from paceline.engine.toy import ToyEngine
 from paceline.generation import GenerateRequest, SpeculationRequest
-from paceline.sampling.params import SamplingParams
+from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.testing.faults import FaultPlan
 
 VOCAB_SIZE = 24
 EOS_TOKEN_ID = 0
 MAX_MODEL_LEN = 64
-MAX_TOKENS = 24
+MAX_TOKENS = 16
+BLOCK_SIZE = 4
+NUM_PROMPTS = 8
+# The longest prompt and its answer, in blocks: no target may hold less.
+MIN_TARGET_BLOCKS = -(-(2 * NUM_PROMPTS - 1 + MAX_TOKENS) // BLOCK_SIZE)
 
 MESSAGE_KINDS = ("OpenSession", "Opened", "DraftTokens", "Verdict", "Nack", "CloseSession")
 NO_FAULTS = FaultPlan()
@@ -27,6 +31,22 @@ ON = SpeculationRequest()
 OFF = SpeculationRequest(method="off")
 GREEDY = SamplingParams(temperature=0.0)
 COUPLED = SamplingParams(temperature=0.8, seed=7)
+PENALISED = SamplingParams(
+    temperature=0.0, frequency_penalty=1.5, repetition_penalty=1.3, min_tokens=8
+)
+ADJUSTED = SamplingParams(
+    temperature=0.9,
+    seed=9,
+    top_p=0.95,
+    min_p=0.01,
+    presence_penalty=1.0,
+    logit_bias=((EOS_TOKEN_ID, 2.0), (3, -1.5)),
+    min_tokens=4,
+)
+LAWFUL = (
+    SpeculationRequest(mode=VerificationMode.REJECTION),
+    SpeculationRequest(mode=VerificationMode.BLOCK),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,8 @@ class Scenario:
     max_draft_ahead: int = 8
     max_num_seqs: int = 8
     max_rows_per_pass: int = 64
+    target_num_blocks: int = 256
+    kv_watermark: float = 0.0
     draft_rows_per_pass: int = 64
     draft_num_blocks: int = 64
     draft_max_sessions: int = 8
@@ -69,7 +91,7 @@ class Scenario:
 
     @property
     def target(self) -> TargetConfig:
-        return target_config(self.max_num_seqs, self.max_rows_per_pass)
+        return target_config(self.max_num_seqs, self.max_rows_per_pass, self.kv_watermark)
 
     @property
     def speculation(self) -> SpeculationConfig:
@@ -82,7 +104,7 @@ class Scenario:
         return rpc_config(self.open_timeout_us)
 
     def target_info(self) -> EngineInfo:
-        return engine_info("toy-target", num_blocks=256, max_model_len=MAX_MODEL_LEN)
+        return engine_info("toy-target", self.target_num_blocks, MAX_MODEL_LEN)
 
     def draft_info(self) -> EngineInfo:
         return engine_info("toy-draft", self.draft_num_blocks, self.draft_max_len)
@@ -93,15 +115,17 @@ def engine_info(model_id: str, num_blocks: int, max_model_len: int) -> EngineInf
         model_id=model_id,
         vocab_size=VOCAB_SIZE,
         max_model_len=max_model_len,
-        block_size=4,
+        block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         eos_token_ids=(EOS_TOKEN_ID,),
     )
 
 
 @lru_cache
-def target_config(max_num_seqs: int, max_rows_per_pass: int) -> TargetConfig:
-    return TargetConfig(max_num_seqs=max_num_seqs, max_rows_per_pass=max_rows_per_pass)
+def target_config(max_num_seqs: int, max_rows_per_pass: int, kv_watermark: float) -> TargetConfig:
+    return TargetConfig(
+        max_num_seqs=max_num_seqs, max_rows_per_pass=max_rows_per_pass, kv_watermark=kv_watermark
+    )
 
 
 @lru_cache
@@ -122,14 +146,21 @@ def rpc_config(open_timeout_us: int) -> RpcConfig:
     return RpcConfig(open_timeout_s=open_timeout_us / 1e6, redial_min_s=0.002, redial_max_s=0.016)
 
 
-def target_only(engine_seed: int, request: GenerateRequest) -> tuple[int, ...]:
+def is_lawful(request: GenerateRequest) -> bool:
+    """Whether the text depends on the drafts (its law does not)."""
+    return request.speculation in LAWFUL
+
+
+def target_only(engine_seed: int, request: GenerateRequest, choice: int = 0) -> tuple[int, ...]:
     """What the target writes when no draft exists: plain decoding, one token a pass."""
+    stops = set(request.stop_token_ids) | (set() if request.ignore_eos else {EOS_TOKEN_ID})
+    held_back = tuple(sorted(stops)) if request.sampling.min_tokens else ()
+    sampling = replace(request.sampling, choice=choice, stop_token_ids=held_back)
     room = MAX_MODEL_LEN - len(request.prompt_token_ids)
-    text = _plain_text(engine_seed, request.prompt_token_ids, request.sampling)
+    text = _plain_text(engine_seed, request.prompt_token_ids, sampling)
     text = text[: min(request.max_tokens, room)]
-    if not request.ignore_eos and EOS_TOKEN_ID in text:
-        return text[: text.index(EOS_TOKEN_ID) + 1]
-    return text
+    ends = [index for index, token_id in enumerate(text) if token_id in stops]
+    return text[: ends[0] + 1] if ends else text
 
 
 @lru_cache(maxsize=1 << 10)
@@ -158,12 +189,14 @@ def draw_scenario(seed: int) -> Scenario:
         seed=seed,
         num_targets=num_targets,
         draft_errors=tuple(rng.choice((0.0, 0.0, 0.1, 0.3)) for _ in range(num_drafts)),
-        clients=tuple(_draw_client(rng, i, num_targets) for i in range(rng.choice((1, 2, 3)))),
+        clients=tuple(_draw_client(rng, i, num_targets) for i in range(rng.choice((1, 1, 2, 3)))),
         engine_seed=rng.randrange(4),
         num_speculative_tokens=min(max_draft_ahead, rng.choice((1, 2, 4, 8))),
         max_draft_ahead=max_draft_ahead,
         max_num_seqs=rng.choice((1, 2, 8, 8)),
         max_rows_per_pass=rng.choice((16, 64)),
+        target_num_blocks=rng.choice((MIN_TARGET_BLOCKS, MIN_TARGET_BLOCKS + 4, 256, 256)),
+        kv_watermark=rng.choice((0.0, 0.2)),
         draft_rows_per_pass=rng.choice((3, 64)),
         draft_num_blocks=rng.choice((12, 64, 64)),
         draft_max_sessions=rng.choice((1, 8, 8)),
@@ -180,16 +213,34 @@ def draw_scenario(seed: int) -> Scenario:
 
 def _draw_client(rng: Random, index: int, num_targets: int) -> Client:
     # prompts come from a small pool, so that `target_only` is mostly remembered
-    prompt_seed = rng.randrange(8)
+    prompt_seed = rng.randrange(NUM_PROMPTS)
+    length = 1 + 2 * prompt_seed
     request = GenerateRequest(
         request_id=f"request-{index}",
-        prompt_token_ids=tuple(1 + (prompt_seed * 5 + i) % 23 for i in range(1 + prompt_seed)),
-        max_tokens=rng.choice((1, 12, 18, MAX_TOKENS, MAX_TOKENS)),
-        sampling=COUPLED if rng.random() < 0.15 else GREEDY,
-        speculation=OFF if rng.random() < 0.1 else ON,
+        prompt_token_ids=tuple(1 + (prompt_seed * 5 + i) % 23 for i in range(length)),
+        max_tokens=rng.choice((1, 9, 13, MAX_TOKENS, MAX_TOKENS)),
+        sampling=GREEDY,
         ignore_eos=rng.random() < 0.7,
+        n=rng.choice((*[1] * 9, 2, 3)),
     )
-    return Client(rng.randrange(num_targets), rng.randrange(6_000), request)
+    return Client(rng.randrange(num_targets), rng.randrange(6_000), _draw_parameters(rng, request))
+
+
+def _draw_parameters(rng: Random, request: GenerateRequest) -> GenerateRequest:
+    roll = rng.random()
+    if roll < 0.06:
+        request = replace(request, sampling=COUPLED)
+    elif roll < 0.10 and request.max_tokens >= PENALISED.min_tokens:
+        request = replace(request, sampling=PENALISED)
+    elif roll < 0.13 and request.max_tokens >= ADJUSTED.min_tokens:
+        request = replace(request, sampling=ADJUSTED)
+    elif roll < 0.145:
+        request = replace(request, sampling=COUPLED, speculation=rng.choice(LAWFUL))
+    elif roll < 0.25:
+        request = replace(request, speculation=OFF)
+    if rng.random() < 0.05:
+        return replace(request, num_logprobs=2, num_prompt_logprobs=1)
+    return request
 
 
 def _draw_trouble(rng: Random) -> tuple[FaultPlan, bool]:

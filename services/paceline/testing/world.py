@@ -15,9 +15,40 @@ from paceline.target.scheduler import Scheduler
 from paceline.testing.clock import VirtualClock
 from paceline.testing.invariants import Checker
 from paceline.testing.network import SimulatedNetwork
-from paceline.testing.scenario import Scenario
+from paceline.testing.scenario import BLOCK_SIZE, MAX_MODEL_LEN, Scenario, engine_info
 
-MAX_REMEMBERED = 1 << 17
+MAX_REMEMBERED = 1 << 16
+
+
+class RememberingToyEngine(ToyEngine):
+    """Thousands of schedules meet the same contexts; each is sampled once in a process."""
+
+    _tokens: ClassVar[dict[tuple[object, ...], int]] = {}  # a subclass needs its own
+    _rows: ClassVar[dict[tuple[object, ...], list[float]]] = {}
+
+    def __init__(
+        self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
+    ) -> None:
+        super().__init__(info, seed=seed, error_rate=error_rate, error_seed=error_seed)
+        self._law = (info.vocab_size, error_rate, error_seed)
+
+    def _logits(self, state: int) -> list[float]:
+        key = (state, self._law)
+        logits = self._rows.get(key)
+        if logits is None:
+            if len(self._rows) >= MAX_REMEMBERED:
+                self._rows.clear()
+            logits = self._rows[key] = super()._logits(state)
+        return logits
+
+    def _sample(self, state: int, item: StepItem, offset: int) -> int:
+        key = (state, item.output_index + offset, item.sampling, self._law)
+        token_id = self._tokens.get(key)
+        if token_id is None:
+            if len(self._tokens) >= MAX_REMEMBERED:
+                self._tokens.clear()
+            token_id = self._tokens[key] = super()._sample(state, item, offset)
+        return token_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +59,7 @@ class Parts:
     draft_session: type[DraftSession] = DraftSession
     draft_table: type[DraftTable] = DraftTable
     scheduler: type[Scheduler] = Scheduler
+    target_engine: type[RememberingToyEngine] = RememberingToyEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +75,6 @@ class World:
 
     def note(self, *event: object) -> None:
         self.trace.append((self.clock.now_us, *event))
-
-
-class RememberingToyEngine(ToyEngine):
-    """Thousands of schedules meet the same contexts; each is sampled once in a process."""
-
-    _tokens: ClassVar[dict[tuple[object, ...], int]] = {}
-
-    def __init__(
-        self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
-    ) -> None:
-        super().__init__(info, seed=seed, error_rate=error_rate, error_seed=error_seed)
-        self._law = (info.vocab_size, error_rate, error_seed)
-
-    def _sample(self, state: int, item: StepItem, offset: int) -> int:
-        key = (state, item.output_index + offset, item.sampling, self._law)
-        token_id = self._tokens.get(key)
-        if token_id is None:
-            if len(self._tokens) >= MAX_REMEMBERED:
-                self._tokens.clear()
-            token_id = self._tokens[key] = super()._sample(state, item, offset)
-        return token_id
 
 
 class RecordingEngine:
@@ -82,8 +93,29 @@ class RecordingEngine:
                 self.engine.add(item.sequence_id)
                 self.cached[item.sequence_id] = []
         results = self.engine.step(items) if items else []
-        for item in items:
+        for item, result in zip(items, results, strict=True):
             cached = self.cached[item.sequence_id]
+            end = item.start + len(item.token_ids)
+            end = end if result.cached_len is None else result.cached_len
             del cached[item.start :]
-            cached += item.token_ids
+            cached += item.token_ids[: end - item.start]
         return results
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.engine.stats().num_free_blocks
+
+
+class Reference:
+    """A target's model without cache, scheduler or history: each item is computed from nothing."""
+
+    def __init__(self, engine_seed: int) -> None:
+        info = engine_info("reference", 2 * MAX_MODEL_LEN // BLOCK_SIZE, MAX_MODEL_LEN)
+        self._engine = ToyEngine(info, seed=engine_seed, enable_prefix_caching=False)
+
+    def step(self, item: StepItem) -> StepResult:
+        """An item that starts at position 0."""
+        self._engine.add(item.sequence_id)
+        [result] = self._engine.step([item])
+        self._engine.free(item.sequence_id)
+        return result

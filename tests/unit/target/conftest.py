@@ -1,9 +1,12 @@
 """A scheduler with a toy engine and any number of toy drafts, driven by hand without a clock."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
-from paceline.engine.base import EngineInfo, StepItem
+from paceline.draft.steps import step_item, work_result
+from paceline.engine.base import EngineInfo, OutOfBlocks
 from paceline.engine.toy import ToyEngine
 from paceline.generation import GenerateRequest, SpeculationRequest
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
@@ -34,21 +37,10 @@ class ToyDraft:
             if item.sequence_id not in self._known:
                 self._known.add(item.sequence_id)
                 self.engine.add(item.sequence_id)
-        steps = [
-            StepItem(
-                item.sequence_id,
-                item.work.start,
-                item.work.token_ids,
-                int(item.work.is_sampled),
-                item.sampling,
-                item.work.output_index,
-            )
-            for item in items
-        ]
-        results = self.engine.step(steps)
-        tokens = [r.token_ids[0] if r.token_ids else None for r in results]
-        self.table.end_pass(items, tokens, 100 * len(items))
+        results = self.engine.step([step_item(item) for item in items])
+        self.table.end_pass(items, [work_result(r) for r in results], 100 * len(items))
         for sequence_id in self.table.take_released():
+            self._known.discard(sequence_id)
             self.engine.free(sequence_id)
 
 
@@ -118,17 +110,23 @@ class Rig:
         return GenerateRequest("r", tuple(prompt), max_tokens, sampling, stop, asked)
 
     def add(self, *args, **kwargs):
-        session_id = self.scheduler.add(self.request(*args, **kwargs), self.now)
-        self.out[session_id], self.deltas[session_id] = [], []
-        return session_id
+        return self.submit(self.request(*args, **kwargs))[0]
 
-    def oracle(self, prompt, max_tokens, *, seed=None, stop=()):
+    def submit(self, request):
+        """The session ids of a request's choices."""
+        first = self.scheduler.add(request, self.now)
+        session_ids = list(range(first, first + request.n))
+        for session_id in session_ids:
+            self.out[session_id], self.deltas[session_id] = [], []
+        return session_ids
+
+    def oracle(self, prompt, max_tokens, *, seed=None, stop=(), choice=0):
         """The target-only text, computed with no scheduler, cache or draft at all."""
-        request = self.request(prompt, max_tokens, seed=seed)
+        sampling = replace(self.request(seed=seed).sampling, choice=choice)
         tokens, end = list(prompt), min(len(prompt) + max_tokens, self.info.max_model_len)
         while len(tokens) < end:
             index = len(tokens) - len(prompt)
-            tokens.append(coupled_token(self.engine.logits(tokens), request.sampling, index))
+            tokens.append(coupled_token(self.engine.logits(tokens), sampling, index))
             if tokens[-1] in stop or tokens[-1] in self.info.eos_token_ids:
                 break
         return tokens[len(prompt) :]
@@ -139,9 +137,13 @@ class Rig:
         for session_id in self.scheduler.take_released():
             self._known.discard(session_id)
             self.engine.free(session_id)
+        self.scheduler.learn_free_blocks(self.engine.stats().num_free_blocks)
 
     def begin(self):
-        """Plan a pass and run the engine; `end` applies the results."""
+        """Plan a pass and run the engine; `end` applies the results.
+
+        Plans that do not fit are made again, as the driver does it.
+        """
         plan = self.scheduler.plan(self.now)
         if isinstance(plan, Hold):
             return plan, None
@@ -150,17 +152,24 @@ class Rig:
             if item.sequence_id not in self._known:
                 self._known.add(item.sequence_id)
                 self.engine.add(item.sequence_id)
+        try:
+            results = self.engine.step(plan.items)
+        except OutOfBlocks:
+            assert self.scheduler.make_room(plan)
+            return self.begin()
         self.plans.append(plan)
-        return plan, self.engine.step(plan.items)
+        return plan, results
 
     def end(self, plan, results):
         started, self.now = self.now, self.now + PASS_US
-        deltas = self.scheduler.end_pass(plan, results, PassTimes(started, self.now))
+        times = PassTimes(started, self.now)
+        num_free_blocks = self.engine.stats().num_free_blocks
+        deltas = self.scheduler.end_pass(plan, results, times, num_free_blocks)
         for session_id, delta in deltas:
             self.out[session_id].extend(delta.token_ids)
             self.deltas[session_id].append(delta)
             sequence = self.scheduler._sequences.get(session_id)
-            if sequence is not None:  # all but the newest token is cached, and nothing else
+            if sequence is not None:  # all but the newest token is cached
                 cached = self.engine.cached_len(session_id)
                 assert sequence.cached_len == sequence.session.committed_len - 1 <= cached
         self.free()

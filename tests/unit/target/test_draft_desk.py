@@ -1,7 +1,10 @@
 """Open, refuse, time out, give up, break rules: what each costs a draft, and never a token."""
 
+from dataclasses import replace
+
 import pytest
 
+from paceline.engine.base import EngineInfo
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import (
     CloseReason,
@@ -12,6 +15,7 @@ from paceline.protocol.messages import (
     OpenSession,
     OpenStatus,
 )
+from paceline.sampling.params import SamplingParams
 
 SECOND = 1_000_000
 PROMPT = (1, 2, 3)
@@ -266,3 +270,15 @@ def test_an_absurd_draft_time_is_bounded(make_rig):
     draft = DraftTokens(1, session.epoch, start, context, (1,), session.round, draft_us=2**53)
     rig.desk.receive(1, draft, 0)
     assert rig.scheduler.policy.draft_token_us.value == SECOND
+
+
+@pytest.mark.parametrize(("num_biases", "is_opened"), [(0, True), (1000, False)])
+def test_what_one_message_cannot_carry_runs_without_a_draft(make_rig, num_biases, is_opened):
+    """12,000 tokens are 60 of 64 KiB; 1,000 logit biases beside them are too much."""
+    info = EngineInfo("toy", 2000, 16_384, 16, 1024)
+    rig = make_rig(info=info, rpc={"max_message_bytes": 65536})
+    rig.desk.attach(1, replace(rig.hello(1), max_model_len=16_384))
+    biases = tuple((token_id, -1.0) for token_id in range(num_biases))
+    sampling = SamplingParams(temperature=0.0, logit_bias=biases)
+    rig.submit(replace(rig.request((1,) * 12_000, 2 + 1), sampling=sampling))
+    assert bool(rig.take_sent()) == is_opened

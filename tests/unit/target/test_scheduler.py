@@ -15,7 +15,7 @@ LONG = tuple(range(1, 41))
 
 
 def rows(plan):
-    return {entry.session_id: len(entry.item.token_ids) for entry in plan.entries}
+    return {entry.session_id: entry.max_rows for entry in plan.entries}
 
 
 class TestOneSequence:
@@ -92,8 +92,9 @@ class TestChunkedPrefill:
         assert [rig.step(), rig.step()] == [{}, {}]
         assert list(rig.step()) == [session_id]
         assert [rows(plan)[session_id] for plan in rig.plans] == [16, 16, 8]
-        assert [plan.items[0].num_samples for plan in rig.plans] == [0, 0, 1]
         assert [plan.items[0].start for plan in rig.plans] == [0, 16, 32]
+        assert {plan.items[0].num_samples for plan in rig.plans} == {1}, "if it gets to the end"
+        assert {plan.items[0].token_ids for plan in rig.plans} == {LONG, LONG[16:], LONG[32:]}
         rig.run()
         assert rig.out[session_id] == rig.oracle(LONG, 3)
 
@@ -170,32 +171,60 @@ class TestContinuousBatching:
 
 
 class TestAdmission:
-    """4 blocks of 16 tokens; the reservation is ceil((prompt + max_tokens) / 16)."""
+    """4 blocks of 16 tokens. A sequence starts when its text fits, whatever it may write."""
 
     INFO = EngineInfo("toy", 64, 512, 16, 4)
 
-    def test_reservation(self, make_rig):
+    def test_only_the_text_is_promised(self, make_rig):
         rig = make_rig(info=self.INFO)
-        rig.add((1, 2, 3), 13)
+        rig.add((1, 2, 3), 61)
         assert rig.scheduler.num_free_blocks == 3
-        rig.add((1, 2, 3), 14)
+        rig.add(LONG[:17], 40)
         assert rig.scheduler.num_free_blocks == 1
         rig.run()
         rig.check_clean()
 
+    def test_what_the_engine_says_counts(self, make_rig):
+        rig = make_rig(info=self.INFO)
+        rig.add(LONG[:15], 30)
+        rig.step()
+        assert rig.scheduler.num_free_blocks == 3
+        rig.step()  # the text is 17 tokens long now
+        assert rig.scheduler.num_free_blocks == 2
+        rig.run()
+        assert rig.scheduler.num_free_blocks == 4
+
     def test_first_in_first_out(self, make_rig):
         """A small request must not overtake the large one that waits for blocks."""
         rig = make_rig(info=self.INFO)
-        first, large, small = rig.add((1,), 2 * 16 - 1), rig.add((1,), 3 * 16 - 1), rig.add((1,), 3)
+        first = rig.add((1,) * 17, 12)
+        large, small = rig.add((2,) * 33, 3), rig.add((3,), 3)
         assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (1, 2)
         order = []
         while rig.scheduler.num_running:
             for session_id, delta in rig.step().items():
                 if delta.finish_reason:
                     order.append(session_id)
-        assert order == [first, small, large]
-        first_of_small = next(i for i, p in enumerate(rig.plans) if small in rows(p))
-        assert large in rows(rig.plans[first_of_small])
+        assert order == [first, large, small]
+        first_of_large = next(i for i, p in enumerate(rig.plans) if large in rows(p))
+        assert first_of_large == 12
+        rig.check_clean()
+
+    @pytest.mark.parametrize(("watermark", "num_running"), [(0.0, 2), (0.25, 2), (0.5, 1)])
+    def test_watermark(self, make_rig, watermark, num_running):
+        """Beside the first sequence's 2 blocks the second's 1 must leave 0, 1, or 2 free."""
+        rig = make_rig(info=self.INFO, target={"kv_watermark": watermark})
+        rig.add((1,) * 17, 3)
+        rig.add((2,), 3)
+        assert rig.scheduler.num_running == num_running
+        rig.run()
+        rig.check_clean()
+
+    def test_a_lone_sequence_ignores_the_watermark(self, make_rig):
+        rig = make_rig(info=self.INFO, target={"kv_watermark": 0.9})
+        session_id = rig.add(LONG, 24)
+        rig.run()
+        assert len(rig.out[session_id]) == 24
         rig.check_clean()
 
     def test_what_can_never_fit(self, make_rig):
@@ -212,7 +241,7 @@ class TestAdmission:
         ids = [rig.add(max_tokens=2) for _ in range(3)]
         with pytest.raises(OverloadedError) as caught:
             rig.add(max_tokens=2)
-        assert str(caught.value) == "2 requests are queued (target.max_queued_seqs)"
+        assert str(caught.value) == "2 sequences are queued (target.max_queued_seqs)"
         assert (caught.value.status, caught.value.code) == (429, "queue_full")
         assert caught.value.retry_after_s == 1
         rig.run()
@@ -222,14 +251,14 @@ class TestAdmission:
     def test_no_queue_at_all(self, make_rig):
         rig = make_rig(target={"max_num_seqs": 1, "max_queued_seqs": 0})
         rig.add()
-        with pytest.raises(OverloadedError, match="0 requests are queued"):
+        with pytest.raises(OverloadedError, match="0 sequences are queued"):
             rig.add()
 
     def test_a_small_request_does_not_squeeze_into_a_full_queue(self, make_rig):
         """It would fit the cache at once, but the head of the queue comes first."""
         rig = make_rig(info=self.INFO, target={"max_queued_seqs": 1})
-        rig.add((1,), 2 * 16 - 1)
-        rig.add((1,), 3 * 16 - 1)
+        rig.add((1,) * 17, 20)
+        rig.add((2,) * 33, 20)
         with pytest.raises(OverloadedError):
             rig.add((1,), 3)
         assert rig.scheduler.num_waiting == 1
@@ -287,7 +316,7 @@ class TestRequestsThatCannotRun:
         for temperature, fitting in ((0.0, "greedy"), (0.8, "coupled")):
             sampling = SamplingParams(temperature=temperature)
             request = replace(rig.request(), sampling=sampling, speculation=asked)
-            if mode == fitting:
+            if (mode == "greedy") == (fitting == "greedy"):
                 assert rig.scheduler.add(request, 0) > 0
             else:
                 with pytest.raises(RequestError, match=f"it would be {fitting}") as caught:

@@ -211,7 +211,7 @@ class TestSharedRows:
         prompt = rig.add(LONG, 5)
         plan, _ = rig.begin()
         assert drafted_rows(plan) == {1: 4, 2: 2, 3: 0, prompt: 0}
-        assert [len(e.item.token_ids) for e in plan.entries] == [5, 3, 1, 7]
+        assert [e.max_rows for e in plan.entries] == [5, 3, 1, 7]
 
     def test_a_prompt_takes_no_more_than_it_needs(self, make_rig):
         rig = self.rig(make_rig, 3)

@@ -16,7 +16,7 @@ def make():
         1, (1, 2, 3), sampling=GREEDY, mode=VerificationMode.GREEDY, max_tokens=50, max_len=100
     )
     session.reopen()
-    return Sequence(session, GenerateRequest("r", (1, 2, 3), 50, GREEDY), 4, 1)
+    return Sequence(session, GenerateRequest("r", (1, 2, 3), 50, GREEDY), 4)
 
 
 def arrive(sequence, *token_ids, now_us, wire_us=0, draft_us=0):

@@ -1,0 +1,110 @@
+"""One forward pass as a value, and how a sequence's rows become an item of it. Pure.
+
+Knows sessions and what an engine is asked; nothing of who runs, who waits, or of KV blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.engine.base import StepItem, StepResult, Verify
+from paceline.protocol.messages import REJECTION_MODES
+from paceline.sampling.acceptance import Acceptance, accept_matching
+from paceline.target.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PassEntry:
+    """One sequence's rows in a pass and the proposals among them."""
+
+    session_id: int
+    item: StepItem
+    draft_token_ids: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence's cache if all rows are computed."""
+        return self.item.start + len(self.item.token_ids)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that the pass may spend on this entry."""
+        num_rows = len(self.item.token_ids)
+        return num_rows if self.item.max_rows is None else min(num_rows, self.item.max_rows)
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.item.num_samples < len(self.item.token_ids)
+
+    def cached_len(self, result: StepResult) -> int:
+        """How far the cache has got."""
+        return self.end if result.cached_len is None else result.cached_len
+
+    def num_computed(self, result: StepResult) -> int:
+        """Rows that the engine really computed."""
+        return self.cached_len(result) - self.item.start - result.num_prefix_tokens
+
+    def acceptance(self, result: StepResult) -> Acceptance:
+        """What the sampled rows commit, by the item's own rule."""
+        if result.num_accepted is not None:
+            return Acceptance(result.num_accepted, result.token_ids[-1])
+        return accept_matching(self.draft_token_ids, result.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class PassPlan:
+    """One forward pass, ready for `Engine.step`. `num_rows` is the most that it computes."""
+
+    entries: tuple[PassEntry, ...]
+
+    @property
+    def items(self) -> list[StepItem]:
+        return [entry.item for entry in self.entries]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(entry.max_rows for entry in self.entries)
+
+    @property
+    def has_prefill(self) -> bool:
+        return any(entry.is_prefill for entry in self.entries)
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(entry.draft_token_ids for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Nothing to run before `until_us` unless something arrives; None: until something does."""
+
+    until_us: int | None
+
+
+def make_entry(
+    sequence: Sequence, start: int, max_rows: int | None, draft: tuple[int, ...]
+) -> PassEntry:
+    """Rows from `start` to the last committed token, and `draft` (just taken by `begin_verify`).
+
+    With `max_rows` it is a prefill, which may end before it gets to the token that it samples.
+    """
+    session, request = sequence.session, sequence.request
+    rule = None
+    if session.mode in REJECTION_MODES:
+        rule = Verify(session.mode, session.verifying_probs, session.round)
+    scored = sequence.unscored_prompt(start)
+    item = StepItem(
+        sequence_id=session.session_id,
+        start=start,
+        token_ids=session.log.slice(start, session.committed_len) + draft,
+        num_samples=1 + len(draft),
+        sampling=session.sampling,
+        output_index=session.num_output_tokens,
+        rule=rule,
+        max_rows=max_rows,
+        num_logprobs=request.num_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs if scored else None,
+        scored_token_ids=scored,
+    )
+    sequence.in_pass = True
+    return PassEntry(session.session_id, item, draft)

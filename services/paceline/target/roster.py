@@ -1,0 +1,166 @@
+"""Who runs, who waits and who must give way, by KV blocks and places. Pure.
+
+A sequence starts when its text fits into the blocks that are free; what it writes later takes
+blocks as it goes. When they run out, the newest running sequence gives its own back and waits at
+the front of the queue: nothing of its text is lost, only KV that can be computed again. The
+oldest one always goes on, because what can never fit was refused at the door.
+Knows no proposals, no passes and no engine: the number of free blocks is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paceline.config import TargetConfig
+from paceline.engine.base import EngineInfo
+from paceline.errors import OverloadedError
+from paceline.protocol.link import LinkState
+from paceline.target.sequence import Sequence
+
+
+class Roster:
+    """All sequences of a target, by session id. Both queues are in order of arrival."""
+
+    def __init__(self, info: EngineInfo, config: TargetConfig) -> None:
+        self._config = config
+        self._block_size = info.block_size
+        # Kept free when a sequence starts, for what those that run will write.
+        self._watermark = int(config.kv_watermark * info.num_blocks)
+        self._free_blocks = info.num_blocks
+        self._released: list[int] = []
+        self.sequences: dict[int, Sequence] = {}
+        self.running: list[int] = []
+        self.waiting: deque[int] = deque()
+
+    # -- blocks -----------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Free by the engine's last word, less what running sequences will take for their text.
+
+        What was released since is not counted before the engine has said so. It may be below 0:
+        a first sequence runs whatever else is promised.
+        """
+        running = map(self.sequences.__getitem__, self.running)
+        return self._free_blocks - sum(map(self._missing_blocks, running))
+
+    def learn_free_blocks(self, num_free_blocks: int) -> None:
+        """The engine's count; a block that only the prefix cache holds is free."""
+        self._free_blocks = num_free_blocks
+
+    def room(self, sequence: Sequence, free_blocks: int) -> int:
+        """Proposals that fit behind the text, into its last block and `free_blocks` more."""
+        length = sequence.session.committed_len
+        return (self._blocks(length) + max(0, free_blocks)) * self._block_size - length
+
+    def num_new_blocks(self, sequence: Sequence, num_draft_tokens: int) -> int:
+        """Blocks that so many proposals take beyond those of the text."""
+        length = sequence.session.committed_len
+        return self._blocks(length + num_draft_tokens) - self._blocks(length)
+
+    def _missing_blocks(self, sequence: Sequence) -> int:
+        """Blocks that the text needs beyond those that the sequence has.
+
+        A prompt found in the prefix cache takes free blocks too (they are not free any more),
+        but not if a running sequence holds them already.
+        """
+        needed = self._blocks(sequence.session.committed_len)
+        if sequence.cached_len:
+            return needed - self._blocks(sequence.cached_len)
+        leader = sequence.leader
+        if sequence.num_preemptions and not sequence.is_running:
+            # Room to go on, or it would soon be back here.
+            return min(needed + 1, self._blocks(sequence.session.end_len))
+        has_leader = leader is not None and leader.session.link is not LinkState.CLOSED
+        if has_leader and not sequence.num_preemptions:
+            return needed - sequence.num_shared_tokens // self._block_size
+        return needed
+
+    def _blocks(self, length: int) -> int:
+        return -(-length // self._block_size)
+
+    def take_released(self) -> list[int]:
+        """Engine sequences to free, before the next pass."""
+        released, self._released = self._released, []
+        return released
+
+    # -- coming and going -------------------------------------------------------------------
+
+    @property
+    def num_queued(self) -> int:
+        """Waiting sequences that have never run: those that `target.max_queued_seqs` counts."""
+        return sum(not self.sequences[i].num_preemptions for i in self.waiting)
+
+    def enqueue(self, group: list[Sequence]) -> None:
+        """Let the sequences of one request wait for their turn, all of them or none.
+
+        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait.
+        """
+        num_waiting = self.num_queued + len(group) - self._num_startable(group)
+        if num_waiting > self._config.max_queued_seqs:
+            raise OverloadedError(
+                f"{self.num_queued} sequences are queued (target.max_queued_seqs)",
+                None,
+                "queue_full",
+                retry_after_s=1,
+            )
+        for sequence in group:
+            session_id = sequence.session.session_id
+            self.sequences[session_id] = sequence
+            self.waiting.append(session_id)
+
+    def _num_startable(self, group: list[Sequence]) -> int:
+        """How many of these new sequences would start at once; those that wait come first."""
+        if self.waiting:
+            return 0
+        free, num_running = self.num_free_blocks, len(self.running)
+        for count, sequence in enumerate(group):
+            if not self._may_start(sequence, num_running + count, free):
+                return count
+            free -= self._missing_blocks(sequence)
+        return len(group)
+
+    def _may_start(self, sequence: Sequence, num_running: int, free: int) -> bool:
+        if num_running == 0:
+            return True  # alone it fits, or it had been refused
+        if num_running >= self._config.max_num_seqs:
+            return False
+        return self._missing_blocks(sequence) <= free - self._watermark
+
+    def admit(self) -> list[Sequence]:
+        """Start what may start, first come first served; returns it."""
+        admitted: list[Sequence] = []
+        if not self.waiting:
+            return admitted
+        free = self.num_free_blocks
+        while self.waiting:
+            sequence = self.sequences[self.waiting[0]]
+            if not self._may_start(sequence, len(self.running), free):
+                break
+            free -= self._missing_blocks(sequence)
+            self.running.append(self.waiting.popleft())
+            sequence.is_running = True
+            admitted.append(sequence)
+        return admitted
+
+    def remove(self, session_id: int) -> Sequence:
+        """The sequence has ended."""
+        sequence = self.sequences.pop(session_id)
+        if sequence.is_running:
+            self._stop(sequence)
+        else:
+            self.waiting.remove(session_id)
+        return sequence
+
+    def preempt_newest(self) -> Sequence:
+        """Take the blocks of the sequence that started last; it is the first to start again."""
+        sequence = self.sequences[self.running[-1]]
+        self._stop(sequence)
+        sequence.preempt()
+        self.waiting.appendleft(sequence.session.session_id)
+        return sequence
+
+    def _stop(self, sequence: Sequence) -> None:
+        sequence.is_running = False
+        self.running.remove(sequence.session.session_id)
+        self._released.append(sequence.session.session_id)
