@@ -154,7 +154,7 @@ def test_stream_says_what_the_whole_answer_says(
     assembler, items = assemble(deltas(token_ids, cuts, "length"), stop_strings)
     chunks = ChunkBuilder(plan, created=1)
     raw = b"".join(chunks.round(item) for item in items)
-    raw += chunks.end(assembler.finish_reason or "stop", assembler.usage)
+    raw += chunks.end(assembler.usage)
     events = raw.decode().removesuffix("\n\n").split("\n\n")
     assert [event for event in events if event == "data: [DONE]"] == events[-1:]
     parsed = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]

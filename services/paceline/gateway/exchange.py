@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
 from paceline.gateway.http import EVENT_STREAM, read_body, send_json, until_disconnect
-from paceline.gateway.openai import parse_body
+from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
@@ -44,8 +44,9 @@ class Exchange(Response):
             async with timeout:
                 self._service.refuse_when_full()  # before reading what would be refused anyhow
                 raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
-                with self._service.place():
-                    await until_disconnect(receive, self._answer(raw, send))
+                body = parse_body(raw, BODY_TYPES[self._endpoint])
+                with self._service.places(body):
+                    await until_disconnect(receive, self._answer(body, send))
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -56,8 +57,7 @@ class Exchange(Response):
                 504,
             ) from None
 
-    async def _answer(self, raw: bytes, send: Send) -> None:
-        body = parse_body(raw, BODY_TYPES[self._endpoint])
+    async def _answer(self, body: GenerationBody, send: Send) -> None:
         plan = await self._service.plan(self._endpoint, body)
         if plan.is_stream:
             await self._answer_stream(plan, send)
@@ -66,16 +66,20 @@ class Exchange(Response):
 
     async def _answer_whole(self, plan: Plan, send: Send) -> None:
         created = self._service.now_s()
-        assembler = self._service.assembler(plan)
-        async with aclosing(self._service.rounds(plan, assembler)) as rounds:
+        answer = self._service.answer(plan)
+        async with aclosing(self._service.rounds(plan, answer)) as rounds:
             items = [item async for item in rounds]
-        await send_json(send, whole_body(plan, created, items, assembler.usage))
+        if plan.has_logprobs:  # so large a body is not for the event loop
+            body = await asyncio.to_thread(whole_body, plan, created, items, answer.usage)
+        else:
+            body = whole_body(plan, created, items, answer.usage)
+        await send_json(send, body)
 
     async def _answer_stream(self, plan: Plan, send: Send) -> None:
         chunks = ChunkBuilder(plan, self._service.now_s())
-        assembler = self._service.assembler(plan)
+        answer = self._service.answer(plan)
         is_begun = False
-        async with aclosing(self._service.rounds(plan, assembler)) as rounds:
+        async with aclosing(self._service.rounds(plan, answer)) as rounds:
             async for item in rounds:
                 # The status waits for the first round: until then an error is a real 4xx or 5xx.
                 opening = b"" if is_begun else chunks.begin()
@@ -88,9 +92,13 @@ class Exchange(Response):
                             "headers": _STREAM_HEADERS,
                         }
                     )
-                await _send_part(send, opening + chunks.round(item))
-                if item.finish_reason:
-                    await _send_part(send, chunks.end(item.finish_reason, assembler.usage))
+                if item.prompt_entries:
+                    part = await asyncio.to_thread(chunks.round, item)
+                else:
+                    part = chunks.round(item)
+                await _send_part(send, opening + part)
+                if answer.is_whole:
+                    await _send_part(send, chunks.end(answer.usage))
         await send({"type": "http.response.body", "body": b""})
 
 

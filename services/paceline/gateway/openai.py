@@ -7,7 +7,7 @@ deployment and no HTTP framework.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from paceline.errors import RequestError
+from paceline.gateway import fields
 from paceline.gateway.parameters import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -29,7 +30,12 @@ from paceline.gateway.parameters import (
     drop_neutral,
 )
 from paceline.gateway.tokenizer import ChatMessage
-from paceline.sampling.params import MIN_TEMPERATURE
+from paceline.sampling.params import (
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MIN_REPETITION_PENALTY,
+    MIN_TEMPERATURE,
+)
 
 MAX_ECHO_CHARS = 64
 MAX_SENTENCE_CHARS = 200
@@ -42,49 +48,6 @@ class _Body(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, hide_input_in_errors=True
     )
-
-
-def _stop_list(value: object) -> object:
-    """One string is a list of one; null is none."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
-        raise PydanticCustomError("stop", "It must be a string or a list of strings.")
-    if "" in value:
-        raise PydanticCustomError("stop", "A stop string must not be empty.")
-    return value
-
-
-def _prompt(value: object) -> object:
-    """A string, or token ids of one prompt."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        if all(type(token_id) is int for token_id in value):
-            return value
-        if all(isinstance(item, str | list) for item in value):
-            raise PydanticCustomError(
-                "prompt", "Several prompts in one request are not supported; send one each."
-            )
-    raise PydanticCustomError("prompt", "It must be a string or a list of token ids.")
-
-
-def _content(value: object) -> object:
-    """A string, or text parts, which are joined by line breaks as vLLM does."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("content", "It must be a string or a list of text parts.")
-    texts = []
-    for part in value:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise PydanticCustomError("content", "Only parts of type 'text' are supported.")
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            raise PydanticCustomError("content", "A text part has a 'type' and a string 'text'.")
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 class StreamOptions(_Body):
@@ -101,12 +64,9 @@ class SpeculationOptions(_Body):
     mode: Literal["greedy", "coupled", "rejection", "block"] | None = None
     include_rounds: bool | None = None
 
-    @field_validator("mode")
-    @classmethod
-    def _offered(cls, mode: str | None) -> str | None:
-        if mode in ("rejection", "block"):
-            raise PydanticCustomError("mode", "Mode '{mode}' is not offered yet.", {"mode": mode})
-        return mode
+
+_Penalty = Annotated[float | None, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+_Count = Annotated[int | None, Field(ge=0, le=_MAX_INT32)]
 
 
 class GenerationBody(_Body):
@@ -120,10 +80,22 @@ class GenerationBody(_Body):
     temperature: float | None = Field(None, ge=0.0, le=2.0)
     top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_k: int | None = Field(None, ge=-1, le=_MAX_INT32)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
+    repetition_penalty: float | None = Field(
+        None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY
+    )
+    logit_bias: Annotated[dict[int, float], BeforeValidator(fields.logit_bias)] = {}
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    n: int | None = Field(None, ge=1, le=_MAX_INT32)
     max_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
-    stop: Annotated[list[str], BeforeValidator(_stop_list)] = []
+    min_tokens: _Count = None
+    stop: Annotated[list[str], BeforeValidator(fields.stop_list)] = []
+    stop_token_ids: Annotated[list[int], BeforeValidator(fields.token_id_list)] = []
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    prompt_logprobs: _Count = None
     speculation: SpeculationOptions | None = None
 
     @field_validator("temperature")
@@ -143,21 +115,28 @@ class GenerationBody(_Body):
         return drop_neutral(body, cls.neutral)
 
     @model_validator(mode="after")
-    def _consistent(self) -> GenerationBody:
+    def _stream_rules(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError(
                 "stream_options", "'stream_options' is only allowed when 'stream' is true."
             )
-        mode = self.speculation.mode if self.speculation else None
-        fitting = "greedy" if self.effective_temperature == 0.0 else "coupled"
-        if mode not in (None, fitting):
+        if self.prompt_logprobs is not None and self.stream:
             raise PydanticCustomError(
-                "speculation.mode",
-                "'speculation.mode' '{mode}' does not fit the temperature; this one needs "
-                "'{fitting}'.",
-                {"mode": mode, "fitting": fitting},
+                "prompt_logprobs", "'prompt_logprobs' is only allowed when 'stream' is false."
             )
         return self
+
+    @model_validator(mode="after")
+    def _fitting_mode(self) -> Self:
+        mode = self.speculation.mode if self.speculation else None
+        if mode is None or (mode == "greedy") == (self.effective_temperature == 0.0):
+            return self
+        raise PydanticCustomError(
+            "speculation.mode",
+            "'speculation.mode' '{mode}' does not fit the temperature: 0 needs 'greedy', any "
+            "other one of the other modes.",
+            {"mode": mode},
+        )
 
     @property
     def effective_temperature(self) -> float:
@@ -167,18 +146,44 @@ class GenerationBody(_Body):
     def requested_max_tokens(self) -> int | None:
         return self.max_tokens
 
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens to show for each generated one; None for no logprobs at all."""
+        raise NotImplementedError
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     neutral: ClassVar[Mapping[str, NeutralParameter]] = COMPLETION_NEUTRAL
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)]
+    prompt: Annotated[str | list[int], BeforeValidator(fields.prompt)]
+    best_of: int | None = Field(None, ge=1, le=_MAX_INT32)
+    echo: bool | None = None
+    logprobs: Annotated[_Count, BeforeValidator(fields.false_is_none)] = None
+    # 0 scores a prompt: nothing is generated, so something must be echoed.
+    max_tokens: _Count = None
+
+    @model_validator(mode="after")
+    def _completion_rules(self) -> Self:
+        if self.best_of not in (None, self.num_choices):
+            raise PydanticCustomError("best_of", "'best_of' must equal 'n'; nothing is ranked.")
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("max_tokens", "'max_tokens' 0 needs 'echo' to be true.")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class MessageBody(_Body):
     role: Literal["system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Annotated[str, BeforeValidator(fields.content)]
 
     @model_validator(mode="before")
     @classmethod
@@ -193,9 +198,19 @@ class ChatBody(GenerationBody):
 
     messages: list[MessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
+    logprobs: bool | None = None
+    top_logprobs: _Count = None
 
     @model_validator(mode="after")
-    def _one_limit(self) -> ChatBody:
+    def _logprobs_are_asked_for(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError(
+                "top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise PydanticCustomError(
@@ -206,6 +221,10 @@ class ChatBody(GenerationBody):
     @property
     def requested_max_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def turns(self) -> list[ChatMessage]:

@@ -44,7 +44,6 @@ def _text(max_chars: int) -> NeutralParameter:
     )
 
 
-_EMPTY_OBJECT = NeutralParameter(lambda value: value == {}, "an empty object")
 _EMPTY_LIST = NeutralParameter(lambda value: value == [], "an empty list")
 _BOOLEAN = NeutralParameter(lambda value: isinstance(value, bool), "a boolean")
 
@@ -68,30 +67,18 @@ _LABELS: Mapping[str, NeutralParameter] = {
 
 _SHARED: Mapping[str, NeutralParameter] = {
     **_LABELS,
-    "n": _one_of(1),
-    "frequency_penalty": _one_of(0),
-    "presence_penalty": _one_of(0),
-    "repetition_penalty": _one_of(1),
-    "min_p": _one_of(0),
-    "min_tokens": _one_of(0),
-    "logit_bias": _EMPTY_OBJECT,
     "skip_special_tokens": _one_of(True),
     "service_tier": _one_of("auto", "default"),
 }
 
 COMPLETION_NEUTRAL: Mapping[str, NeutralParameter] = {
     **_SHARED,
-    "best_of": _one_of(1),
-    "echo": _one_of(False),
     "suffix": _one_of(""),
-    "logprobs": NeutralParameter(lambda value: value is False, "null"),
 }
 
 CHAT_NEUTRAL: Mapping[str, NeutralParameter] = {
     **_SHARED,
     "store": _one_of(False),
-    "logprobs": _one_of(False),
-    "top_logprobs": _one_of(0),
     "response_format": _one_of({"type": "text"}),
     "modalities": _one_of(["text"]),
     "tools": _EMPTY_LIST,

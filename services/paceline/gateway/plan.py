@@ -6,12 +6,13 @@ target and no clock; ids and seeds of requests come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.config import GatewayConfig
 from paceline.errors import ContextLengthError, RequestError
+from paceline.gateway.echo import token_offsets
 from paceline.gateway.openai import (
     MAX_ECHO_CHARS,
     ChatBody,
@@ -47,13 +48,28 @@ class Plan:
     request: GenerateRequest
     model: str
     stop: tuple[str, ...]
+    includes_stop: bool
     is_stream: bool
     include_usage: bool
     include_rounds: bool
+    # Log-probabilities that the client asked for: of tokens (echoed ones too), of the prompt.
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    # The prompt's text when it comes first in every choice, and where its tokens begin in it
+    # (only when their log-probabilities are shown).
+    echo: str | None = None
+    prompt_offsets: tuple[int, ...] = ()
+    # The prompt was only to be echoed: the token that the target makes is dropped.
+    is_prompt_only: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer shows log-probabilities of any token."""
+        return self.num_logprobs is not None or self.num_prompt_logprobs is not None
 
 
 class Planner:
@@ -67,31 +83,75 @@ class Planner:
     def plan(self, body: GenerationBody, request_id: str, random_seed: int) -> Plan:
         """Raises RequestError: 404 for another model, 400 for everything over a limit."""
         self._check_model(body.model)
+        self.check_num_choices(body)
         self._check_stop(body.stop)
+        self._check_logprobs(body)
+        self._check_token_ids(body.stop_token_ids, "stop_token_ids")
+        self._check_token_ids(body.logit_bias, "logit_bias")
         prompt = self._prompt_token_ids(body)
+        echo, offsets = self._echo(body, prompt)
+        options = body.stream_options
+        return Plan(
+            endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
+            request=self._request(body, prompt, request_id, random_seed),
+            model=self._config.served_model_name,
+            stop=tuple(dict.fromkeys(body.stop)),
+            includes_stop=bool(body.include_stop_str_in_output),
+            is_stream=bool(body.stream),
+            include_usage=bool(options and options.include_usage),
+            include_rounds=bool(body.speculation and body.speculation.include_rounds),
+            num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=body.prompt_logprobs,
+            echo=echo,
+            prompt_offsets=offsets,
+            is_prompt_only=body.requested_max_tokens == 0,
+        )
+
+    def check_num_choices(self, body: GenerationBody) -> int:
+        """How many choices the request wants. Raises RequestError for more than ever fit."""
+        limit = min(self._config.max_n, self._config.max_concurrent_requests)
+        if body.num_choices > limit:
+            raise RequestError(f"'n' may be at most {limit} here.", "n", "too_many")
+        return body.num_choices
+
+    def _request(
+        self, body: GenerationBody, prompt: list[int], request_id: str, random_seed: int
+    ) -> GenerateRequest:
+        max_tokens = self._max_tokens(body, len(prompt))
+        if body.min_tokens is not None and body.min_tokens > max_tokens:
+            raise RequestError(
+                f"'min_tokens' is {body.min_tokens}, but at most {max_tokens} tokens are wanted.",
+                "min_tokens",
+                "invalid_value",
+            )
         speculation = body.speculation or SpeculationOptions()
-        request = GenerateRequest(
+        scores_prompt = isinstance(body, CompletionBody) and body.echo
+        wanted = (body.num_logprobs if scores_prompt else None, body.prompt_logprobs)
+        return GenerateRequest(
             request_id=request_id,
             prompt_token_ids=tuple(prompt),
-            max_tokens=self._max_tokens(body, len(prompt)),
+            # For a prompt that is only echoed the target makes one token, which nobody sees.
+            max_tokens=max(max_tokens, 1),
             sampling=_sampling(body, random_seed),
+            stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
             speculation=SpeculationRequest(
                 method=speculation.method or "model",
                 max_tokens=speculation.max_tokens,
                 mode=VerificationMode(speculation.mode) if speculation.mode else None,
             ),
             ignore_eos=bool(body.ignore_eos),
+            n=body.num_choices,
+            num_logprobs=body.num_logprobs,
+            num_prompt_logprobs=max((num for num in wanted if num is not None), default=None),
         )
-        options = body.stream_options
-        return Plan(
-            endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
-            request=request,
-            model=self._config.served_model_name,
-            stop=tuple(dict.fromkeys(body.stop)),
-            is_stream=bool(body.stream),
-            include_usage=bool(options and options.include_usage),
-            include_rounds=bool(speculation.include_rounds),
-        )
+
+    def _echo(self, body: GenerationBody, prompt: list[int]) -> tuple[str | None, tuple[int, ...]]:
+        if not isinstance(body, CompletionBody) or not body.echo:
+            return None, ()
+        text = body.prompt if isinstance(body.prompt, str) else self._tokenizer.decode(prompt)
+        if body.num_logprobs is None:
+            return text, ()
+        return text, token_offsets(prompt, text, self._tokenizer)
 
     def _check_model(self, model: str) -> None:
         check_model(model, self._config.served_model_name)
@@ -105,6 +165,31 @@ class Planner:
             raise RequestError(
                 f"A stop string may have at most {limit} characters.", "stop", "too_long"
             )
+
+    def _check_logprobs(self, body: GenerationBody) -> None:
+        limit = self._config.max_logprobs
+        name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        for param, num in ((name, body.num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+            if num is not None and num > limit:
+                raise RequestError(f"'{param}' may be at most {limit} here.", param, "too_many")
+
+    def _check_token_ids(self, token_ids: Collection[int], param: str) -> None:
+        """Raises RequestError for too many, and for ids that stand for nothing."""
+        limits = {
+            "stop_token_ids": self._config.max_stop_token_ids,
+            "logit_bias": self._config.max_logit_biases,
+        }
+        if len(token_ids) > limits[param]:
+            raise RequestError(
+                f"'{param}' may have at most {limits[param]} token ids.", param, "too_many"
+            )
+        for token_id in token_ids:
+            if not self._tokenizer.has_token(token_id):
+                raise RequestError(
+                    f"'{param}' names {token_id}, which is no token of this model.",
+                    param,
+                    "invalid_value",
+                )
 
     def _prompt_token_ids(self, body: GenerationBody) -> list[int]:
         if isinstance(body, ChatBody):
@@ -186,4 +271,10 @@ def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
         seed=seed & MAX_SEED,  # two's complement: -1 is the largest u64
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=tuple(sorted(body.logit_bias.items())),
+        min_tokens=body.min_tokens or 0,
     )

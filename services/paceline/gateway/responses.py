@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.errors import RequestError
 from paceline.gateway.assembler import RoundText, Usage
+from paceline.gateway.logprobs import (
+    TokenEntry,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from paceline.gateway.openai import MAX_SENTENCE_CHARS, clip
 from paceline.gateway.plan import Endpoint, Plan
 from paceline.gateway.text import Segment
@@ -39,6 +46,7 @@ def usage_body(usage: Usage) -> Json:
         "prompt_tokens": usage.num_prompt_tokens,
         "completion_tokens": usage.num_completion_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
         "speculation": {
             "rounds": usage.num_rounds,
             "proposed": usage.num_draft_tokens,
@@ -49,12 +57,17 @@ def usage_body(usage: Usage) -> Json:
     }
 
 
-def speculation_body(rounds: Sequence[RoundText]) -> Json:
-    """Rounds with their times, and every piece of text with its origin."""
-    return {
-        "rounds": [_round_body(item.delta) for item in rounds],
-        "pieces": [_piece_body(segment) for item in rounds for segment in _merged(item.segments)],
-    }
+def speculation_body(plan: Plan, rounds: Sequence[RoundText]) -> Json:
+    """Rounds with their times, and every piece of text with its origin.
+
+    Those of a request for several choices say whose they are; of one choice there is no doubt.
+    """
+    bodies, pieces = [], []
+    for item in rounds:
+        whose = {"choice": item.choice} if plan.request.n > 1 else {}
+        bodies.append(whose | _round_body(item.delta))
+        pieces += [whose | _piece_body(segment) for segment in _merged(item.segments)]
+    return {"rounds": bodies, "pieces": pieces}
 
 
 def _round_body(delta: RoundDelta) -> Json:
@@ -84,18 +97,69 @@ def _merged(segments: Sequence[Segment]) -> list[Segment]:
     return merged
 
 
+def logprobs_body(plan: Plan, entries: Sequence[TokenEntry]) -> Json | None:
+    """The entries in the endpoint's shape; None where no log-probabilities were asked for.
+
+    Offsets of generated tokens count from the beginning of the choice's text, an echo included.
+    """
+    if plan.num_logprobs is None:
+        return None
+    if plan.endpoint is Endpoint.CHAT:
+        return chat_logprobs(entries)
+    return completion_logprobs(entries, len(plan.echo or ""))
+
+
+def echo_logprobs_body(plan: Plan, entries: Sequence[TokenEntry]) -> Json | None:
+    """The echoed prompt's tokens, with no more top ones than the generated tokens have."""
+    if plan.num_logprobs is None:
+        return None
+    num_top = plan.num_logprobs
+    return completion_logprobs([replace(entry, top=entry.top[:num_top]) for entry in entries])
+
+
 def whole_body(plan: Plan, created: int, rounds: Sequence[RoundText], usage: Usage) -> Json:
-    """The answer to a request that does not stream."""
+    """The answer to a request that does not stream. Slow with log-probabilities of a long prompt
+    or many tokens: then call it in a thread."""
+    by_choice: list[list[RoundText]] = [[] for _ in range(plan.request.n)]
+    for item in rounds:
+        by_choice[item.choice].append(item)
+    scored = next((item.prompt_entries() for item in rounds if item.prompt_entries), ())
+    choices = [_whole_choice(plan, items, scored) for items in by_choice]
+    body = envelope(plan, created) | {"choices": choices, "usage": usage_body(usage)}
+    if plan.num_prompt_logprobs is not None:
+        # vLLM's places for it: every choice of a completion, the body of a chat.
+        shown = prompt_logprobs(scored, plan.num_prompt_logprobs)
+        for holder in choices if plan.endpoint is Endpoint.COMPLETIONS else [body]:
+            holder["prompt_logprobs"] = shown
+    if plan.include_rounds:
+        body["speculation"] = speculation_body(plan, rounds)
+    return body
+
+
+def _whole_choice(plan: Plan, rounds: Sequence[RoundText], scored: Sequence[TokenEntry]) -> Json:
     text = "".join(item.text for item in rounds)
-    choice: Json = {"index": 0, "logprobs": None, "finish_reason": rounds[-1].finish_reason}
+    last = rounds[-1]
+    choice: Json = {
+        "index": last.choice,
+        "logprobs": _whole_logprobs(plan, rounds, scored),
+        "finish_reason": last.finish_reason,
+        "stop_reason": last.stop_reason,
+    }
     if plan.endpoint is Endpoint.CHAT:
         choice["message"] = {"role": "assistant", "content": text, "refusal": None}
     else:
-        choice["text"] = text
-    body = envelope(plan, created) | {"choices": [choice], "usage": usage_body(usage)}
-    if plan.include_rounds:
-        body["speculation"] = speculation_body(rounds)
-    return body
+        choice["text"] = (plan.echo or "") + text
+    return choice
+
+
+def _whole_logprobs(
+    plan: Plan, rounds: Sequence[RoundText], scored: Sequence[TokenEntry]
+) -> Json | None:
+    generated = logprobs_body(plan, [entry for item in rounds for entry in item.entries])
+    if plan.echo is None or generated is None:
+        return generated
+    echoed = echo_logprobs_body(plan, scored) or {}
+    return {name: echoed[name] + generated[name] for name in generated}
 
 
 def model_body(model: str, created: int, max_model_len: int) -> Json:

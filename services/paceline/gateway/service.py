@@ -2,20 +2,23 @@
 
 Owns every generation that it starts: whatever ends it (text, stop string, client, deadline,
 error), the target's stream is closed, and the target is told when it could not know by itself.
-Knows no request body, no route and no Ray.
+A target that is lost before it sent anything is replaced by another try, under another name.
+Knows no request body's fields, no route and no Ray.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from paceline.config import GatewayConfig
 from paceline.errors import OverloadedError, RequestError
-from paceline.gateway.assembler import Assembler, RoundText
+from paceline.gateway.answer import Answer
+from paceline.gateway.assembler import RoundText
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.plan import ID_PREFIXES, Endpoint, Plan, Planner
 from paceline.gateway.tokenizer import Tokenizer
@@ -24,6 +27,10 @@ from paceline.generation import GenerateRequest, RoundDelta
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
+# Waits before the second, third, ... other try; the first other try is made at once, because
+# most often another replica is there.
+RETRY_PAUSES_S = (0.1, 0.3, 1.0)
+TARGET_LOST = "target_lost"
 
 
 class TargetStream(Protocol):
@@ -41,8 +48,9 @@ class TargetClient(Protocol):
 
     def generate(self, request: GenerateRequest) -> TargetStream: ...
 
-    async def abort(self, request_id: str) -> None:
-        """Free the request wherever it runs; unknown ids are ignored. Never raises."""
+    async def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Free the request, or only one of its choices, wherever it runs; what is unknown there
+        is ignored. Never raises."""
 
     async def ready(self) -> bool:
         """Whether a target would answer a request. May take long; never raises."""
@@ -61,6 +69,7 @@ class GatewayService:
         clock: Callable[[], float],
         random_hex: Callable[[], str],
         random_seed: Callable[[], int],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.config = config
         self.max_model_len = max_model_len
@@ -71,29 +80,35 @@ class GatewayService:
         self._clock = clock
         self._random_hex = random_hex
         self._random_seed = random_seed
-        # Requests and aborts under way; at or above config.max_concurrent_requests nothing new
-        # enters. Invariant: <= twice that, as a request has at most one abort.
+        self._sleep = sleep
+        # Choices and aborts under way: a request for n choices counts n, as it does at a target.
+        # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
+        # 3 + max_retries, as a choice has one abort at most and so has every try of a request.
         self.num_in_progress = 0
         self._aborts: set[asyncio.Task[None]] = set()
 
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Room for one request, from its whole body to its answer's end. Raises OverloadedError.
+    def places(self, body: GenerationBody) -> Iterator[None]:
+        """Room for one request, from its whole body to its answer's end. Raises OverloadedError;
+        RequestError (400) for more choices than ever have room.
 
         Not from its first byte: bodies that never come would keep everybody else out.
         """
-        self.refuse_when_full()
-        self.num_in_progress += 1
+        num_choices = self._planner.check_num_choices(body)
+        self.refuse_when_full(num_choices)
+        self.num_in_progress += num_choices
         try:
             yield
         finally:
-            self.num_in_progress -= 1
+            self.num_in_progress -= num_choices
 
-    def refuse_when_full(self) -> None:
-        """Raises OverloadedError while no place is free."""
-        if self.num_in_progress >= self.config.max_concurrent_requests:
+    def refuse_when_full(self, num_choices: int = 1) -> None:
+        """Raises OverloadedError while so many places are not free."""
+        limit = self.config.max_concurrent_requests
+        if self.num_in_progress + num_choices > limit:
             raise OverloadedError(
-                f"{self.num_in_progress} requests are in progress, the limit; try again.",
+                f"{self.num_in_progress} requests are in progress, of {limit} at most; each of "
+                "the 'n' choices counts. Try again.",
                 None,
                 "too_many_requests",
                 retry_after_s=1,
@@ -104,52 +119,76 @@ class GatewayService:
         # Tokenizing a long prompt takes milliseconds: not on the event loop.
         return await asyncio.to_thread(self._planner.plan, body, request_id, self._random_seed())
 
-    def assembler(self, plan: Plan) -> Assembler:
-        return Assembler(self._tokenizer, plan.stop, plan.num_prompt_tokens)
+    def answer(self, plan: Plan) -> Answer:
+        return Answer(plan, self._tokenizer)
 
     def now_s(self) -> int:
         return int(self._clock())
 
-    async def rounds(self, plan: Plan, assembler: Assembler) -> AsyncGenerator[RoundText, None]:
+    async def rounds(self, plan: Plan, answer: Answer) -> AsyncGenerator[RoundText, None]:
         """Rounds until the answer is whole. Close it (`aclosing`): that is what frees the target.
 
         The last round is followed up to the end of the target's stream, so that the target has
-        let go of the sequence when this ends.
+        let go of the sequences when this ends. A target that is lost before its first round is
+        tried again up to `max_retries` times: seed and tokens are the same, so is the text.
         """
-        stream = self._targets.generate(plan.request)
-        is_over = False  # the target ended the sequence by itself
+        request = plan.request
+        for num_retries in range(1, self.config.max_retries + 2):
+            try:
+                async with aclosing(self._rounds_of(request, answer)) as rounds:
+                    async for item in rounds:
+                        yield item
+                return
+            except RequestError as error:
+                is_last = answer.has_begun or num_retries > self.config.max_retries
+                if error.code != TARGET_LOST or is_last:
+                    raise
+                logger.warning("request %s: target lost, try again", request.request_id)
+            if num_retries > 1:
+                await self._sleep(RETRY_PAUSES_S[min(num_retries, len(RETRY_PAUSES_S) + 1) - 2])
+            # Under its own name the abort of the lost try, which may still be on its way to the
+            # targets, would hit this one.
+            request = replace(request, request_id=f"{plan.request.request_id}~{num_retries}")
+
+    async def _rounds_of(
+        self, request: GenerateRequest, answer: Answer
+    ) -> AsyncGenerator[RoundText, None]:
+        """One try."""
+        stream = self._targets.generate(request)
         try:
             async for delta in stream:
-                if is_over:
-                    raise RequestError("The target went on after its end.", None, None, 500)
-                is_over = delta.finish_reason is not None
-                item = assembler.receive_round(delta)
+                item = answer.receive(delta)
+                if item is None:
+                    continue
                 yield item
-                if item.finish_reason and not is_over:
+                if answer.is_whole and not answer.is_over:
                     return
-            if not is_over:
-                raise RequestError("The target was lost; try again.", None, "target_lost", 503, 1)
+                if item.finish_reason and answer.is_at_target(item.choice):
+                    # A stop string: the other choices go on.
+                    self._begin_abort(request.request_id, item.choice)
+            if not answer.is_over:
+                raise RequestError("The target was lost; try again.", None, TARGET_LOST, 503, 1)
         except RequestError as error:
             # After the end nothing is missing: the client has its answer.
-            if assembler.finish_reason is None:
+            if not answer.is_whole:
                 raise
-            logger.warning("request %s: %s", plan.request.request_id, error.code)
+            logger.warning("request %s: %s", request.request_id, error.code)
         finally:
             # No await here: the caller may be in the middle of being cancelled.
-            if not is_over:
+            if not answer.is_over:
                 stream.cancel()
-                self._begin_abort(plan.request.request_id)
+                self._begin_abort(request.request_id)
 
-    def _begin_abort(self, request_id: str) -> None:
+    def _begin_abort(self, request_id: str, choice: int | None = None) -> None:
         self.num_in_progress += 1
-        task = asyncio.ensure_future(self._abort(request_id))
+        task = asyncio.ensure_future(self._abort(request_id, choice))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _abort(self, request_id: str) -> None:
+    async def _abort(self, request_id: str, choice: int | None) -> None:
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._targets.abort(request_id)
+                await self._targets.abort(request_id, choice)
         except TimeoutError:
             logger.warning("request %s: no target confirmed the abort", request_id)
         finally:

@@ -1,7 +1,8 @@
 """A streamed answer as server-sent events: one per round, as OpenAI's clients expect them.
 
-Pure: bytes are returned, never sent. Order: role chunk (chat only), one chunk per round that has
-text, finish chunk, usage chunk when asked for, `[DONE]`.
+Pure: bytes are returned, never sent. Order for each choice: role chunk (chat only), the prompt
+(an echo), one chunk per round that has text or log-probabilities, finish chunk. Chunks of several
+choices come as their rounds do. Last: usage chunk when asked for, `[DONE]`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,17 @@ from typing import Any
 
 from paceline.errors import RequestError
 from paceline.gateway.assembler import RoundText, Usage
+from paceline.gateway.logprobs import TokenEntry
 from paceline.gateway.plan import Endpoint, Plan
-from paceline.gateway.responses import Json, envelope, error_body, speculation_body, usage_body
-from paceline.generation import FinishReason
+from paceline.gateway.responses import (
+    Json,
+    echo_logprobs_body,
+    envelope,
+    error_body,
+    logprobs_body,
+    speculation_body,
+    usage_body,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -42,35 +51,69 @@ class ChunkBuilder:
         if plan.include_usage:
             # OpenAI: then every other chunk says null.
             self._envelope["usage"] = None
+        self._is_echo_due = [plan.echo is not None] * plan.request.n
+        # An echo with log-probabilities waits for the prompt's, and so do the rounds behind it.
+        self._scored: tuple[TokenEntry, ...] | None = None
+        self._waiting: list[RoundText] = []
 
     def begin(self) -> bytes:
-        """Chat streams open with the role."""
+        """Chat streams open with the role, once for every choice."""
         if self._plan.endpoint is Endpoint.COMPLETIONS:
             return b""
-        return self._chunk({"delta": {"role": "assistant", "content": ""}})
+        return b"".join(
+            self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+            for index in range(self._plan.request.n)
+        )
 
     def round(self, item: RoundText) -> bytes:
-        """One round's text. A round that releases none is silent, unless rounds are asked for."""
-        if not item.text and not self._plan.include_rounds:
+        """One round of one choice: its text, and in the choice's last one its finish chunk.
+
+        A round that has nothing to show is silent, unless rounds are asked for. Slow for a round
+        with `prompt_entries`: call it in a thread.
+        """
+        if item.prompt_entries is not None:
+            self._scored = item.prompt_entries()
+        self._waiting.append(item)
+        needs_scores = self._plan.echo is not None and self._plan.num_logprobs is not None
+        if needs_scores and self._scored is None:
             return b""
+        ready, self._waiting = self._waiting, []
+        return b"".join(self._events(item) for item in ready)
+
+    def end(self, usage: Usage) -> bytes:
+        """After every choice's last round: usage chunk when asked for, [DONE]."""
+        if not self._plan.include_usage:
+            return DONE
+        return event(self._envelope | {"choices": [], "usage": usage_body(usage)}) + DONE
+
+    def _events(self, item: RoundText) -> bytes:
+        events = self._echo(item.choice)
+        if item.text or item.entries or self._plan.include_rounds:
+            extra = {}
+            if self._plan.include_rounds:
+                extra["speculation"] = speculation_body(self._plan, [item])
+            shown = logprobs_body(self._plan, item.entries) if item.entries else None
+            events += self._chunk(item.choice, self._text(item.text), shown, **extra)
+        if item.finish_reason:
+            is_chat = self._plan.endpoint is Endpoint.CHAT
+            last: Json = {"delta": {}} if is_chat else {"text": ""}
+            last |= {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
+            events += self._chunk(item.choice, last)
+        return events
+
+    def _echo(self, index: int) -> bytes:
+        """The prompt, before anything else of the choice."""
+        if not self._is_echo_due[index]:
+            return b""
+        self._is_echo_due[index] = False
+        shown = echo_logprobs_body(self._plan, self._scored or ())
+        return self._chunk(index, self._text(self._plan.echo or ""), shown)
+
+    def _text(self, text: str) -> Json:
         if self._plan.endpoint is Endpoint.CHAT:
-            choice: Json = {"delta": {"content": item.text}}
-        else:
-            choice = {"text": item.text}
-        if not self._plan.include_rounds:
-            return self._chunk(choice)
-        return self._chunk(choice, speculation=speculation_body([item]))
+            return {"delta": {"content": text}}
+        return {"text": text}
 
-    def end(self, finish_reason: FinishReason, usage: Usage) -> bytes:
-        """Finish chunk, usage chunk when asked for, [DONE]."""
-        empty: Json = {"delta": {}} if self._plan.endpoint is Endpoint.CHAT else {"text": ""}
-        events = self._chunk(empty, finish_reason)
-        if self._plan.include_usage:
-            events += event(self._envelope | {"choices": [], "usage": usage_body(usage)})
-        return events + DONE
-
-    def _chunk(
-        self, choice: Json, finish_reason: FinishReason | None = None, **extra: Any
-    ) -> bytes:
-        fields = {"index": 0, **choice, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(self, index: int, choice: Json, logprobs: Json | None = None, **extra: Any) -> bytes:
+        fields = {"index": index, "logprobs": logprobs, "finish_reason": None, **choice}
         return event(self._envelope | {"choices": [fields]} | extra)

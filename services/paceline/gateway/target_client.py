@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from paceline.errors import OverloadedError, RequestError
-from paceline.gateway.service import ABORT_TIMEOUT_S, TargetStream
+from paceline.gateway.service import ABORT_TIMEOUT_S, TARGET_LOST, TargetStream
 from paceline.generation import GenerateRequest, RoundDelta
 
 logger = logging.getLogger(__name__)
@@ -28,11 +28,11 @@ class ServeTargetClient:
     def generate(self, request: GenerateRequest) -> TargetStream:
         return _ServeStream(self._generate.remote(request))
 
-    async def abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str, choice: int | None = None) -> None:
         # To every replica: Serve does not say which one runs the request, and a replica that
         # does not know the id ignores it.
         try:
-            await self._handle.broadcast("abort", request_id).results_async(
+            await self._handle.broadcast("abort", request_id, choice).results_async(
                 timeout_s=ABORT_TIMEOUT_S, return_exceptions=True
             )
         except (RayError, RayServeException, TimeoutError, RuntimeError) as error:
@@ -73,4 +73,4 @@ def translate(error: Exception) -> Exception:
         return OverloadedError("Every target is at its limit.", None, "overloaded", 429, 1)
     if was_raised_there:
         return error
-    return RequestError("The target was lost; try again.", None, "target_lost", 503, 1)
+    return RequestError("The target was lost; try again.", None, TARGET_LOST, 503, 1)

@@ -59,6 +59,8 @@ class IncrementalDetokenizer:
         self._num_context = 0
         # Invariant: the first _num_emitted characters of decode(window) have been emitted.
         self._num_emitted = 0
+        # Whole characters that wait because an unfinished one follows them.
+        self.num_waiting = 0
 
     def push(self, token_id: int) -> str:
         """Text that became final with this token, often none."""
@@ -66,6 +68,7 @@ class IncrementalDetokenizer:
             return ""
         self._window.append(token_id)
         text = self._decoder.decode(self._window)
+        self.num_waiting = 0
         if text.endswith(REPLACEMENT):
             return self._settle_garbage(text)
         emitted = text[self._num_emitted :]
@@ -86,6 +89,7 @@ class IncrementalDetokenizer:
 
     def _settle_garbage(self, text: str) -> str:
         if len(self._window) - self._num_context <= _MAX_PENDING_TOKENS:
+            self.num_waiting = len(text[self._num_emitted :].rstrip(REPLACEMENT))
             return ""
         emitted = text[self._num_emitted : -1]
         del self._window[:-_TAIL_TOKENS]
@@ -99,28 +103,24 @@ class _StopMatcher:
     """Knuth-Morris-Pratt over one stop string, a character at a time.
 
     Invariant: `num_matched` < len(stop) is the length of the longest suffix of the text so far
-    that begins the stop string.
+    that begins the stop string (and is not all of it).
     """
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self._fallback = _failure_table(stop)
         self.num_matched = 0
 
     def advance(self, char: str) -> bool:
         """True when this character completes the stop string."""
         matched = self.num_matched
-        while matched and self._stop[matched] != char:
+        while matched and self.stop[matched] != char:
             matched = self._fallback[matched - 1]
-        if self._stop[matched] == char:
+        if self.stop[matched] == char:
             matched += 1
-        if matched < len(self._stop):
-            self.num_matched = matched
-            return False
-        return True
-
-    def __len__(self) -> int:
-        return len(self._stop)
+        is_complete = matched == len(self.stop)
+        self.num_matched = self._fallback[-1] if is_complete else matched
+        return is_complete
 
 
 def _failure_table(stop: str) -> list[int]:
@@ -141,44 +141,50 @@ class StopStringFilter:
 
     The stop that is *completed* first wins, of several completed by one character the longest:
     that rule does not depend on chunking. Held back is exactly the longest suffix that may still
-    become a stop string.
+    become a stop string. The stop string itself goes out only with `includes_stop`.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], includes_stop: bool = False) -> None:
         self._matchers = [_StopMatcher(stop) for stop in stops]
+        self._includes_stop = includes_stop
         self._held: deque[Segment] = deque()
         self._num_held = 0
-        self._num_stop = 0
-        self.is_stopped = False
+        self.stop: str | None = None
 
-    def push(self, segment: Segment) -> list[Segment]:
-        """Segments that may go out now. After a stop: nothing, ever."""
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
+
+    def push(self, segment: Segment, can_stop: bool = True) -> list[Segment]:
+        """Segments that may go out now. After a stop: nothing, ever.
+
+        Without `can_stop` no stop string ends in this segment; one that begins in it may end in
+        a later one.
+        """
         if self.is_stopped or not segment.text:
             return []
         if not self._matchers:
             return [segment]
-        num_read = self._scan(segment.text)
-        if self.is_stopped:
-            self._hold(Segment(segment.text[:num_read], segment.origin))
-            released = self._release(self._num_held - self._num_stop)
-            self._held.clear()
-            self._num_held = 0
-            return released
-        self._hold(segment)
-        keep = max(matcher.num_matched for matcher in self._matchers)
-        return self._release(self._num_held - keep)
+        num_read = self._scan(segment.text, can_stop)
+        self._hold(Segment(segment.text[:num_read], segment.origin))
+        if self.stop is None:
+            keep = max(matcher.num_matched for matcher in self._matchers)
+            return self._release(self._num_held - keep)
+        released = self._release(self._num_held - len(self.stop) * (not self._includes_stop))
+        self._held.clear()
+        self._num_held = 0
+        return released
 
     def finish(self) -> list[Segment]:
         """What was held back: the text ended before it became a stop string."""
         return self._release(self._num_held)
 
-    def _scan(self, text: str) -> int:
+    def _scan(self, text: str, can_stop: bool) -> int:
         """Advance over the text; returns how many characters were read (all, or to a stop)."""
         for num_read, char in enumerate(text, start=1):
-            completed = [len(m) for m in self._matchers if m.advance(char)]
-            if completed:
-                self.is_stopped = True
-                self._num_stop = max(completed)
+            completed = [matcher.stop for matcher in self._matchers if matcher.advance(char)]
+            if completed and can_stop:
+                self.stop = max(completed, key=len)
                 return num_read
         return len(text)
 
@@ -201,23 +207,50 @@ class StopStringFilter:
 
 
 class TextStream:
-    """Both stages together: tokens with origins in, segments out."""
+    """Both stages together: tokens with origins in, segments out.
 
-    def __init__(self, decoder: TokenDecoder, stops: Sequence[str]) -> None:
+    As in vLLM, a stop string ends nothing as long as it is complete within the text of the first
+    `min_tokens` tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        stops: Sequence[str],
+        min_tokens: int = 0,
+        includes_stop: bool = False,
+    ) -> None:
         self._detokenizer = IncrementalDetokenizer(decoder)
-        self._filter = StopStringFilter(stops)
+        self._filter = StopStringFilter(stops, includes_stop)
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._last_origin = TokenOrigin.PLAIN
+        self._num_chars = 0
+
+    @property
+    def num_chars(self) -> int:
+        """Characters written so far, held back or not: where the next token's text begins."""
+        return self._num_chars + self._detokenizer.num_waiting
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that is complete; all text after it is dropped."""
+        return self._filter.stop
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string is complete; its text and all after it is dropped."""
         return self._filter.is_stopped
 
     def push(self, token_id: int, origin: TokenOrigin) -> list[Segment]:
         self._last_origin = origin
-        return self._filter.push(Segment(self._detokenizer.push(token_id), origin))
+        self._num_tokens += 1
+        return self._filter_text(self._detokenizer.push(token_id))
 
     def finish(self) -> list[Segment]:
         """The end without a stop string so far; the last bytes may still complete one."""
-        rest = Segment(self._detokenizer.finish(), self._last_origin)
-        return self._filter.push(rest) + self._filter.finish()
+        return self._filter_text(self._detokenizer.finish()) + self._filter.finish()
+
+    def _filter_text(self, text: str) -> list[Segment]:
+        self._num_chars += len(text)
+        can_stop = self._num_tokens > self._min_tokens
+        return self._filter.push(Segment(text, self._last_origin), can_stop)

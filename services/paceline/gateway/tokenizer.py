@@ -7,6 +7,7 @@ event loop: every method is synchronous, thread-safe and may be slow; callers us
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from jinja2.exceptions import TemplateError
 
 from paceline.errors import ConfigError, RequestError
+from paceline.gateway.token_bytes import TokenSpelling
 from paceline.models import BUILTIN_SOURCES, TOY_EOS_TOKEN_ID, TOY_VOCAB_SIZE
 
 _FENCE = re.compile("\ue000([0-9]+)\ue001")
@@ -51,6 +53,13 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def is_special(self, token_id: int) -> bool: ...
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether the id stands for anything: a vocabulary may have gaps."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token writes on its own, maybe half a character; a control token as it is
+        spelt. Empty for ids without an entry."""
 
 
 def load_tokenizer(model_source: str) -> Tokenizer:
@@ -90,6 +99,12 @@ class ToyTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id == TOY_EOS_TOKEN_ID or token_id >= TOY_VOCAB_SIZE
 
+    def has_token(self, token_id: int) -> bool:
+        return 0 <= token_id < TOY_VOCAB_SIZE
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"" if self.is_special(token_id) else bytes([token_id])
+
 
 class HuggingFaceTokenizer:
     """A model folder's tokenizer.json and chat template.
@@ -127,9 +142,13 @@ class HuggingFaceTokenizer:
         self._known_ids = frozenset(vocabulary.values())
         self._vocab_size = max(self._known_ids) + 1
         self._max_token_bytes = max(len(token.encode()) for token in vocabulary)
+        # What pickling stores is the decoder's section of tokenizer.json.
+        decoder = self._parsing.decoder
+        self._spelling = TokenSpelling(json.loads(decoder.__getstate__()) if decoder else None)
         added = self._parsing.get_added_tokens_decoder()
         specials = {token_id: token.content for token_id, token in added.items() if token.special}
         self._special_ids = frozenset(specials)
+        self._bytes: dict[int, bytes] = {}  # at most one entry for each known id
         self._special_texts = tuple(sorted(specials.values(), key=len, reverse=True))
 
     @property
@@ -199,6 +218,19 @@ class HuggingFaceTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids or token_id not in self._known_ids
+
+    def has_token(self, token_id: int) -> bool:
+        return token_id in self._known_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        # Asked for some twenty times per token; the same few ids over and over.
+        found = self._bytes.get(token_id)
+        if found is None:
+            if not self.has_token(token_id):
+                return b""
+            found = self._spelling.encode(self._parsing.id_to_token(token_id))
+            self._bytes[token_id] = found
+        return found
 
 
 def _unused_fence(contents: Sequence[str]) -> str:

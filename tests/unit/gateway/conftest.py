@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -16,7 +16,13 @@ from paceline.config import GatewayConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.service import GatewayService
 from paceline.gateway.tokenizer import Tokenizer, ToyTokenizer
-from paceline.generation import FinishReason, GenerateRequest, RoundDelta, TokenOrigin
+from paceline.generation import (
+    FinishReason,
+    GenerateRequest,
+    RoundDelta,
+    TokenLogprobs,
+    TokenOrigin,
+)
 
 # What a target does next: a round, a failure, or a wait for the test.
 Step = RoundDelta | Exception | asyncio.Event
@@ -50,24 +56,31 @@ class FakeStream:
 
 @dataclass
 class FakeTargets:
-    """A TargetClient that answers every request with the same script."""
+    """A TargetClient that answers every request with the same script, or the first ones with
+    those of `first_scripts`."""
 
     script: Sequence[Step] = ()
+    first_scripts: list[Sequence[Step]] = field(default_factory=list)
     requests: list[GenerateRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     aborts: list[str] = field(default_factory=list)
+    choice_aborts: list[tuple[str, int]] = field(default_factory=list)
     abort_gate: asyncio.Event | None = None
     begun: asyncio.Queue[FakeStream] = field(default_factory=asyncio.Queue)
     readiness: bool | asyncio.Event = True
 
     def generate(self, request: GenerateRequest) -> FakeStream:
         self.requests.append(request)
-        self.streams.append(FakeStream(self.script))
+        script = self.first_scripts.pop(0) if self.first_scripts else self.script
+        self.streams.append(FakeStream(script))
         self.begun.put_nowait(self.streams[-1])
         return self.streams[-1]
 
-    async def abort(self, request_id: str) -> None:
-        self.aborts.append(request_id)
+    async def abort(self, request_id: str, choice: int | None = None) -> None:
+        if choice is None:
+            self.aborts.append(request_id)
+        else:
+            self.choice_aborts.append((request_id, choice))
         if self.abort_gate is not None:
             await self.abort_gate.wait()
 
@@ -85,6 +98,7 @@ class Harness:
         self, max_model_len: int = 64, tokenizer: Tokenizer | None = None, **limits: Any
     ) -> None:
         self.targets = FakeTargets()
+        self.pauses: list[float] = []
         self.service = GatewayService(
             GatewayConfig(**limits),
             tokenizer or ToyTokenizer(),
@@ -93,8 +107,14 @@ class Harness:
             clock=lambda: NOW_S,
             random_hex=lambda: f"{len(self.targets.requests)}",
             random_seed=lambda: RANDOM_SEED,
+            sleep=self._sleep,
         )
         self.app: FastAPI = build_api(self.service)
+
+    async def _sleep(self, seconds: float) -> None:
+        """No time passes, but others get their turn."""
+        self.pauses.append(seconds)
+        await asyncio.sleep(0)
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)
@@ -226,3 +246,30 @@ def round_of() -> Callable[..., RoundDelta]:
 @pytest.fixture
 def events_of() -> Callable[[str], list[Any]]:
     return read_events
+
+
+def scored_token(token_id: int, num_top: int = 3) -> TokenLogprobs:
+    """Made-up figures that tell tokens, and places in the list, apart."""
+    top = tuple(((token_id + step) % 256, -0.25 * step - 0.125) for step in range(num_top))
+    return TokenLogprobs(token_id, -token_id / 64, token_id % 7 + 1, top)
+
+
+def scored_round(
+    prompt: bytes,
+    text: str | bytes | Sequence[int],
+    finish_reason: FinishReason | None = None,
+    number: int = 0,
+    **fields: Any,
+) -> RoundDelta:
+    """A round whose tokens, and those of a prompt, come with log-probabilities."""
+    delta = one_round(text, finish_reason, number, **fields)
+    return replace(
+        delta,
+        logprobs=tuple(scored_token(token_id) for token_id in delta.token_ids),
+        prompt_logprobs=tuple(scored_token(token_id) for token_id in prompt[1:]),
+    )
+
+
+@pytest.fixture
+def score() -> Callable[..., RoundDelta]:
+    return scored_round

@@ -38,6 +38,7 @@ USAGE = {
     "prompt_tokens": 2,
     "completion_tokens": 10,
     "total_tokens": 12,
+    "prompt_tokens_details": {"cached_tokens": 0},
     "speculation": {
         "rounds": 3,
         "proposed": 12,
@@ -58,7 +59,15 @@ async def test_whole_completion(harness: Any, round_of: RoundOf) -> None:
         "created": 1_700_000_000,
         "model": "toy",
         "system_fingerprint": None,
-        "choices": [{"index": 0, "text": "abcdefghi", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "abcdefghi",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
         "usage": USAGE,
     }
     assert harness.targets.aborts == []
@@ -77,6 +86,7 @@ async def test_whole_chat(harness: Any, round_of: RoundOf) -> None:
             "message": {"role": "assistant", "content": "abcdefghi", "refusal": None},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     # "user: hi\nassistant: "
@@ -226,6 +236,20 @@ async def test_request_reaches_the_target_as_asked(harness: Any, round_of: Round
     assert default.max_tokens == 16
     assert default.sampling == SamplingParams(0.0, 1.0, 0, 77)
     assert default.speculation == SpeculationRequest()
+
+
+async def test_cached_prompt_tokens_are_told(
+    harness: Any, round_of: RoundOf, events_of: EventsOf
+) -> None:
+    """Only the first round says how many; a later one has nothing to add."""
+    harness.targets.script = [
+        round_of("a", num_cached_tokens=1),
+        round_of("b", "length", 1, num_cached_tokens=2),
+    ]
+    whole = (await harness.complete()).json()
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    answer = await harness.complete(stream=True, stream_options={"include_usage": True})
+    assert events_of(answer.text)[-2]["usage"] == whole["usage"]
 
 
 async def test_models(harness: Any) -> None:

@@ -250,6 +250,7 @@ async def test_concurrent_requests_do_not_mix(harness: Any, round_of: RoundOf) -
     harness.targets.script = [round_of("ab"), round_of("c", "length")]
     answers = await asyncio.gather(*(harness.complete() for _ in range(20)))
     assert {json.dumps(answer.json()["choices"]) for answer in answers} == {
-        '[{"index": 0, "logprobs": null, "finish_reason": "length", "text": "abc"}]'
+        '[{"index": 0, "logprobs": null, "finish_reason": "length", "stop_reason": null, '
+        '"text": "abc"}]'
     }
     assert await harness.is_idle()

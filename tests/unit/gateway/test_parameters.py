@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,26 +15,14 @@ SHARED = {
     "safety_identifier": ["abc"],
     "prompt_cache_key": ["abc"],
     "metadata": [{}, {"a": "b"}],
-    "n": [1],
-    "frequency_penalty": [0, 0.0, -0.0],
-    "presence_penalty": [0, 0.0],
-    "repetition_penalty": [1, 1.0],
-    "min_p": [0, 0.0],
-    "min_tokens": [0],
-    "logit_bias": [{}],
     "skip_special_tokens": [True],
     "service_tier": ["auto", "default"],
 }
 COMPLETION: dict[str, list[Any]] = SHARED | {
-    "best_of": [1],
-    "echo": [False],
     "suffix": [""],
-    "logprobs": [False],
 }
 CHAT: dict[str, list[Any]] = SHARED | {
     "store": [False],
-    "logprobs": [False],
-    "top_logprobs": [0],
     "response_format": [{"type": "text"}],
     "modalities": [["text"]],
     "tools": [[]],
@@ -42,6 +31,9 @@ CHAT: dict[str, list[Any]] = SHARED | {
     "functions": [[]],
     "function_call": ["none"],
 }
+
+
+CHAT_REQUIRED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_every_row_of_the_tables_is_tested() -> None:
@@ -68,9 +60,22 @@ def test_null_is_the_default_everywhere() -> None:
     raw = (
         b'{"model":"toy","prompt":"hi","stream":null,"stream_options":null,"temperature":null,'
         b'"top_p":null,"top_k":null,"seed":null,"max_tokens":null,"stop":null,'
-        b'"ignore_eos":null,"speculation":null}'
+        b'"min_p":null,"presence_penalty":null,"frequency_penalty":null,'
+        b'"repetition_penalty":null,"logit_bias":null,"n":null,"best_of":null,"min_tokens":null,'
+        b'"stop_token_ids":null,"include_stop_str_in_output":null,"prompt_logprobs":null,'
+        b'"echo":null,"logprobs":null,"ignore_eos":null,"speculation":null}'
     )
     assert parse_body(raw, CompletionBody) == CompletionBody(model="toy", prompt="hi")
+
+
+def test_every_field_may_be_null() -> None:
+    """Clients send what they do not set as null."""
+    for body_type, required in ((CompletionBody, {"prompt": "hi"}), (ChatBody, CHAT_REQUIRED)):
+        names = set(body_type.model_fields) - {"model", *required}
+        nulls = dict.fromkeys(names) | {"model": "toy"} | required
+        assert parse_body(json.dumps(nulls).encode(), body_type) == body_type.model_validate(
+            {"model": "toy"} | required
+        )
 
 
 def test_our_own_answer_comes_back_as_history() -> None:

@@ -119,7 +119,9 @@ async def test_stream() -> None:
 async def test_abort_goes_to_every_replica_and_never_raises() -> None:
     handle = FakeHandle()
     await ServeTargetClient(handle).abort("id")
-    assert handle.calls[-1] == ("abort", "id")
+    assert handle.calls[-1] == ("abort", "id", None)
+    await ServeTargetClient(handle).abort("id", 2)
+    assert handle.calls[-1] == ("abort", "id", 2)
     for failure in (TimeoutError(), ActorDiedError(), RuntimeError("Router is not initialized")):
         await ServeTargetClient(FakeHandle(failure)).abort("id")
 

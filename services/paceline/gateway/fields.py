@@ -1,0 +1,94 @@
+"""Request fields whose types are no plain number or string: what each accepts, in words.
+
+Pure functions that pydantic calls before its own check; each returns a plain value or raises
+PydanticCustomError with a sentence. Knows no tokenizer and no limits of a deployment.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic_core import PydanticCustomError
+
+from paceline.sampling.params import MAX_LOGIT_BIAS
+
+_MAX_TOKEN_ID = 2**31 - 1
+# As JSON objects spell ids; "07" would be a second name of 7.
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def stop_list(value: object) -> object:
+    """One string is a list of one; null is none."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
+        raise PydanticCustomError("stop", "It must be a string or a list of strings.")
+    if "" in value:
+        raise PydanticCustomError("stop", "A stop string must not be empty.")
+    return value
+
+
+def prompt(value: object) -> object:
+    """A string, or token ids of one prompt."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if all(type(token_id) is int for token_id in value):
+            return value
+        if all(isinstance(item, str | list) for item in value):
+            raise PydanticCustomError(
+                "prompt", "Several prompts in one request are not supported; send one each."
+            )
+    raise PydanticCustomError("prompt", "It must be a string or a list of token ids.")
+
+
+def content(value: object) -> object:
+    """A string, or text parts, which are joined by line breaks as vLLM does."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("content", "It must be a string or a list of text parts.")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise PydanticCustomError("content", "Only parts of type 'text' are supported.")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise PydanticCustomError("content", "A text part has a 'type' and a string 'text'.")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def logit_bias(value: object) -> object:
+    """An object of token ids (as JSON spells keys, strings) and numbers; null is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise PydanticCustomError("logit_bias", "It must be an object of token ids and numbers.")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        is_id = isinstance(key, str) and _TOKEN_ID.fullmatch(key) and int(key) <= _MAX_TOKEN_ID
+        if not is_id:
+            raise PydanticCustomError("logit_bias", 'Its keys must be token ids, as in "50256".')
+        is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not is_number or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise PydanticCustomError("logit_bias", "Its values must be numbers in [-100, 100].")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def token_id_list(value: object) -> object:
+    """Token ids; null is none."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(
+        type(token_id) is int and 0 <= token_id <= _MAX_TOKEN_ID for token_id in value
+    ):
+        raise PydanticCustomError("token_ids", "It must be a list of token ids.")
+    return value
+
+
+def false_is_none(value: object) -> object:
+    """Clients that know chat's `logprobs` send false where completions have a number."""
+    return None if value is False else value
