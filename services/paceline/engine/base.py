@@ -148,7 +148,11 @@ class Engine(Protocol):
         """Tokens whose KV is in the cache."""
 
     def can_fit(self, items: Sequence[tuple[int, int]]) -> bool:
-        """Whether sequences can grow to the given lengths: pairs (sequence_id, length)."""
+        """Whether sequences can grow to the given lengths: pairs (sequence_id, length).
+
+        What the prefix cache would spare is not counted. After a rewind over blocks that another
+        sequence shares, `step` may need more than is said here.
+        """
 
     def free(self, sequence_id: int) -> None:
         """Forget a sequence and return its blocks; unknown ids are ignored."""
@@ -161,3 +165,7 @@ class Engine(Protocol):
 
 class OutOfBlocks(Exception):
     """The KV pool cannot hold the rows of this pass; nothing was changed."""
+
+
+class EngineBroken(Exception):
+    """The engine can do no pass any more (a rank died or hangs): its replica must be replaced."""

@@ -1,49 +1,121 @@
-"""Who owns which KV block. Pure bookkeeping: knows no tensor, no model and no token id.
+"""Who uses which KV block. Pure bookkeeping: knows no tensor and no model.
 
-A block holds `block_size` token positions. A sequence owns whole blocks, in order, and a length;
-position i of a sequence lies in slot `blocks[i // block_size] * block_size + i % block_size`.
+A block holds `block_size` token positions. A sequence uses whole blocks, in order, and knows the
+tokens in them; position i of a sequence lies in slot `blocks[i // block_size] * block_size +
+i % block_size`. A full block may be used by several sequences that begin alike; it is never
+written while it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.base import OutOfBlocks
+from paceline.engine.prefix_cache import ROOT_DIGEST, PrefixCache, chain_digest
 from paceline.errors import LocalProtocolError
 
 
 @dataclass(slots=True)
 class BlockTable:
-    """The blocks of one sequence.
+    """The blocks of one sequence and `token_ids`, exactly the tokens whose KV is in them.
 
+    `digests` are the names of its full blocks (none without prefix caching).
     Invariant, between passes: len(blocks) == ceil(length / block_size). During a pass the blocks
-    already cover the rows being written while `length` still counts only finished ones.
+    already cover the rows being written while `token_ids` still has only finished ones.
     """
 
     blocks: list[int] = field(default_factory=list)
-    length: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """A sequence is to be truncated to `start` and to go on with `token_ids`.
+
+    The last `num_needed` rows have to be computed; those before may come from the prefix cache
+    if `is_cacheable`. At most `max_rows` of them are computed (None: all).
+    """
+
+    sequence_id: int
+    start: int
+    token_ids: Sequence[int]
+    num_needed: int = 0
+    max_rows: int | None = None
+    is_cacheable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Rows `first .. end - 1` of a sequence are to be written in this pass, to `blocks`.
+
+    `num_prefix_tokens` from `start` on were found in the prefix cache, so that `first` is behind
+    them. `first` lies before `start` when the block there is shared (`shared_block`): it may not
+    be overwritten, so its first rows are written again to another one. `computed_ids` are the
+    tokens of the rows to write, `token_ids` those from `start` to `end`.
+    """
+
+    sequence_id: int
+    start: int
+    first: int
+    end: int
+    token_ids: Sequence[int]
+    computed_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    num_prefix_tokens: int = 0
+    shared_block: int | None = None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a reserve would do, before it does anything. Invariant: the pool is unchanged."""
+
+    # Change of each block's reference count.
+    delta: Counter[int] = field(default_factory=Counter)
+    overwritten: set[int] = field(default_factory=set)
+    num_new: int = 0
 
 
 class BlockPool:
-    """Allocates blocks to numbered sequences. Every block is free or owned by exactly one."""
+    """Allocates blocks to numbered sequences.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Every block is free, idle (only the prefix cache knows it; free as well) or used by sequences.
+    """
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"need at least one block of one token: {num_blocks} x {block_size}")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_prefix_tokens = 0
+        self.num_prefix_queries = 0
         # Taken from the end, so low numbers go first and a small load stays in a small region.
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._cache = PrefixCache()
+        self._num_users: Counter[int] = Counter()
         self._tables: dict[int, BlockTable] = {}
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        return len(self._free) + self._cache.num_idle
 
     @property
     def num_sequences(self) -> int:
         return len(self._tables)
+
+    @property
+    def tables(self) -> Mapping[int, BlockTable]:
+        """By sequence id; to read only."""
+        return self._tables
 
     def blocks_for(self, length: int) -> int:
         """Blocks that hold `length` tokens."""
@@ -66,62 +138,216 @@ class BlockPool:
         """Whether the sequences can all be resized to (sequence_id, length) at once.
 
         A length below the present one counts as a rewind, whose blocks serve the others. An id
-        that was not added counts as an empty sequence, so that admission can ask beforehand.
+        that was not added counts as an empty sequence, so that admission can ask beforehand. What
+        the prefix cache would spare is not counted, nor what a rewind takes before growing again
+        if another sequence shares the blocks: those it may not overwrite.
         """
-        needed = 0
+        plan = _Plan()
         for sequence_id, length in lengths:
             table = self._tables.get(sequence_id)
-            needed += self.blocks_for(length) - (len(table.blocks) if table else 0)
-        return needed <= len(self._free)
+            blocks = table.blocks if table else []
+            keep = self.blocks_for(length)
+            plan.num_new += max(0, keep - len(blocks))
+            plan.delta.subtract(blocks[keep:])
+        return plan.num_new <= self._num_free_after(plan)
 
-    def reserve(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        """Truncate each sequence to `start` and own blocks for `start + num_rows`, all or nothing.
+    def reserve(self, rows: Iterable[WantedRows]) -> list[Reservation]:
+        """Truncate each sequence to `start` and give it blocks for its rows, all or nothing.
 
-        `rows` are (sequence_id, start, num_rows) of distinct known sequences with
-        start <= length. Lengths become `start`: `commit` counts the rows once they are written.
+        `rows` are of distinct known sequences with start <= length. Lengths become `start`:
+        `commit` counts the rows once they are written, `abort` gives them up.
         `OutOfBlocks` leaves everything as it was.
         """
-        rows = list(rows)
-        if not self.can_fit(
-            (sequence_id, start + num_rows) for sequence_id, start, num_rows in rows
-        ):
-            raise OutOfBlocks(f"{len(rows)} sequences need more than {len(self._free)} free blocks")
-        for sequence_id, start, _ in rows:
-            self.truncate(sequence_id, start)
-        for sequence_id, start, num_rows in rows:
-            table = self._tables[sequence_id]
-            for _ in range(self.blocks_for(start + num_rows) - len(table.blocks)):
-                table.blocks.append(self._free.pop())
+        plan = _Plan()
+        planned = [(wanted, *self._plan(wanted, plan)) for wanted in rows]
+        num_free = self._num_free_after(plan)
+        if plan.num_new > num_free:
+            raise OutOfBlocks(f"a pass needs {plan.num_new} blocks, {num_free} are free")
+        # In this order: what one gives back may serve another, but nothing that a sequence finds
+        # in the prefix cache may be evicted for the new blocks of the next one.
+        for wanted, _, _ in planned:
+            self.truncate(wanted.sequence_id, wanted.start)
+        for wanted, found, _ in planned:
+            for block in found:
+                self._use(block)
+            self._tables[wanted.sequence_id].blocks.extend(found)
+        for block in plan.overwritten:
+            self._cache.unregister(block)
+        return [self._reserve(wanted, found, is_split) for wanted, found, is_split in planned]
 
-    def commit(self, sequence_id: int, length: int) -> None:
-        """Count rows that a pass has written; blocks for them are owned already."""
-        table = self.table(sequence_id)
-        assert table.length <= length <= len(table.blocks) * self.block_size
-        table.length = length
+    def _plan(self, wanted: WantedRows, plan: _Plan) -> tuple[list[int], bool]:
+        """Blocks found in the prefix cache, and whether a shared block has to be replaced."""
+        table = self.table(wanted.sequence_id)
+        keep = self.blocks_for(wanted.start)
+        plan.delta.subtract(table.blocks[keep:])
+        found: list[int] = []
+        is_split = False
+        if wanted.start % self.block_size:
+            block = table.blocks[keep - 1]
+            is_split = self._num_users[block] + plan.delta[block] > 1
+            if not is_split and self._cache.digest_of(block) is not None:
+                plan.overwritten.add(block)
+        else:
+            found = self._find(wanted, table, plan)
+        end = self._end(wanted, len(found))
+        plan.num_new += self.blocks_for(end) - keep - len(found) + is_split
+        return found, is_split
+
+    def _find(self, wanted: WantedRows, table: BlockTable, plan: _Plan) -> list[int]:
+        if wanted.start != table.length:
+            return []
+        found: list[int] = []
+        digest = table.digests[-1] if table.digests else ROOT_DIGEST
+        for index in range(self._num_candidates(wanted)):
+            begin = index * self.block_size
+            digest = chain_digest(digest, wanted.token_ids[begin : begin + self.block_size])
+            block = self._cache.find(digest)
+            if block is None or block in plan.overwritten:
+                break
+            found.append(block)
+            plan.delta[block] += 1
+        return found
+
+    def _num_candidates(self, wanted: WantedRows) -> int:
+        """Whole blocks of the rows that could come from the prefix cache."""
+        if not (self.enable_prefix_caching and wanted.is_cacheable):
+            return 0
+        return (len(wanted.token_ids) - wanted.num_needed) // self.block_size
+
+    def _end(self, wanted: WantedRows, num_found: int) -> int:
+        end = wanted.start + len(wanted.token_ids)
+        if wanted.max_rows is None:
+            return end
+        return min(end, wanted.start + num_found * self.block_size + wanted.max_rows)
+
+    def _num_free_after(self, plan: _Plan) -> int:
+        """Free blocks once the plan's uses are counted, before any new block is taken."""
+        num_free = self.num_free_blocks
+        for block, delta in plan.delta.items():
+            num_users = self._num_users[block]
+            num_free += (num_users + delta == 0) - (num_users == 0)
+        return num_free
+
+    def _reserve(self, wanted: WantedRows, found: list[int], is_split: bool) -> Reservation:
+        table = self._tables[wanted.sequence_id]
+        end = self._end(wanted, len(found))
+        first = wanted.start + len(found) * self.block_size
+        redone: list[int] = []
+        shared_block = None
+        if is_split:
+            index, offset = divmod(wanted.start, self.block_size)
+            first -= offset
+            redone = table.token_ids[first:]
+            # Still used by this sequence until the rows are written: it may have to go back.
+            shared_block, table.blocks[index] = table.blocks[index], self._take()
+        for _ in range(self.blocks_for(end) - len(table.blocks)):
+            table.blocks.append(self._take())
+        num_prefix_tokens = len(found) * self.block_size
+        token_ids = wanted.token_ids[: end - wanted.start]
+        if self._num_candidates(wanted):
+            self.num_prefix_queries += len(token_ids)
+            self.num_prefix_tokens += num_prefix_tokens
+        return Reservation(
+            sequence_id=wanted.sequence_id,
+            start=wanted.start,
+            first=first,
+            end=end,
+            token_ids=token_ids,
+            computed_ids=(*redone, *token_ids[num_prefix_tokens:]),
+            blocks=tuple(table.blocks),
+            num_prefix_tokens=num_prefix_tokens,
+            shared_block=shared_block,
+        )
+
+    def commit(self, reservation: Reservation) -> None:
+        """Count the rows that a pass has written, and name the blocks that they filled."""
+        table = self.table(reservation.sequence_id)
+        assert table.length == reservation.start, "committed twice, or changed during the pass"
+        table.token_ids.extend(reservation.token_ids)
+        if reservation.shared_block is not None:
+            self._release(reservation.shared_block)
+        if not self.enable_prefix_caching:
+            return
+        for index in range(len(table.digests), table.length // self.block_size):
+            digest = self._digest(table, index)
+            table.digests.append(digest)
+            self._cache.register(table.blocks[index], digest)
+
+    def abort(self, reservation: Reservation) -> None:
+        """The pass failed: whatever it wrote is never read, and `start` tokens are cached."""
+        table = self.table(reservation.sequence_id)
+        if reservation.shared_block is not None:
+            index = reservation.start // self.block_size
+            self._release(table.blocks[index])
+            table.blocks[index] = reservation.shared_block
+        self.truncate(reservation.sequence_id, reservation.start)
 
     def truncate(self, sequence_id: int, length: int) -> None:
-        """Rewind: keep the first `length` tokens and return the blocks behind them."""
+        """Rewind: keep the first `length` tokens and give back the blocks behind them."""
         table = self.table(sequence_id)
         if not 0 <= length <= table.length:
             raise LocalProtocolError(
                 f"sequence {sequence_id}: cannot rewind to {length}, {table.length} are cached"
             )
         keep = self.blocks_for(length)
-        self._free.extend(reversed(table.blocks[keep:]))
+        # The last one first: of a chain, the end is given up before what it depends on.
+        for block in reversed(table.blocks[keep:]):
+            self._release(block)
         del table.blocks[keep:]
-        table.length = length
+        del table.token_ids[length:]
+        del table.digests[length // self.block_size :]
 
     def free(self, sequence_id: int) -> None:
         """Forget a sequence; unknown ids are ignored."""
-        table = self._tables.pop(sequence_id, None)
-        if table is not None:
-            self._free.extend(reversed(table.blocks))
+        if sequence_id in self._tables:
+            self.truncate(sequence_id, 0)
+            del self._tables[sequence_id]
+
+    def _use(self, block: int) -> None:
+        self._cache.revive(block)
+        self._num_users[block] += 1
+
+    def _take(self) -> int:
+        block = self._free.pop() if self._free else self._cache.evict()
+        self._num_users[block] += 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self._num_users[block] -= 1
+        if self._num_users[block]:
+            return
+        del self._num_users[block]
+        if self._cache.digest_of(block) is None:
+            self._free.append(block)
+        else:
+            self._cache.retire(block)
+
+    def _digest(self, table: BlockTable, index: int) -> bytes:
+        begin = index * self.block_size
+        parent = table.digests[index - 1] if index else ROOT_DIGEST
+        return chain_digest(parent, table.token_ids[begin : begin + self.block_size])
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a block is lost, shared, or owned without need."""
-        owned = [block for table in self._tables.values() for block in table.blocks]
-        assert sorted(owned + self._free) == list(range(self.num_blocks)), "blocks lost or shared"
+        """Raise AssertionError when a block is lost, miscounted, misnamed or used without need."""
+        num_users = Counter(block for table in self._tables.values() for block in table.blocks)
+        assert num_users == self._num_users, "blocks lost or shared: users miscounted"
+        blocks = [*num_users, *self._free, *self._cache.idle_blocks]
+        assert sorted(blocks) == list(range(self.num_blocks)), "blocks lost or shared"
+        self._cache.check_integrity()
+        for block in self._free:
+            assert self._cache.digest_of(block) is None, f"free block {block} has a name"
+        for block, number in num_users.items():
+            assert number == 1 or self._cache.digest_of(block), f"block {block} shared unnamed"
         for sequence_id, table in self._tables.items():
-            assert len(table.blocks) == self.blocks_for(table.length), (
-                f"sequence {sequence_id}: {len(table.blocks)} blocks for {table.length} tokens"
-            )
+            self._check_table(f"sequence {sequence_id}", table)
+
+    def _check_table(self, where: str, table: BlockTable) -> None:
+        assert len(table.blocks) == self.blocks_for(table.length), (
+            f"{where}: {len(table.blocks)} blocks for {table.length} tokens"
+        )
+        num_full = table.length // self.block_size if self.enable_prefix_caching else 0
+        assert len(table.digests) == num_full, f"{where}: {len(table.digests)} names of {num_full}"
+        for index, digest in enumerate(table.digests):
+            assert digest == self._digest(table, index), f"{where}: block {index} misnamed"
+            name = self._cache.digest_of(table.blocks[index])
+            assert name in (None, digest), f"{where}: block {index} holds another text"

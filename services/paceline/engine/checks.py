@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.engine.base import EngineInfo, StepItem
+from paceline.engine.base import EngineInfo, StepItem, Verify
 from paceline.engine.blocks import BlockPool
+from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
 from paceline.errors import LocalProtocolError
+from paceline.sampling.acceptance import verifiable_len
+from paceline.sampling.params import VerificationMode
+
+_REJECTION_MODES = (VerificationMode.REJECTION, VerificationMode.BLOCK)
 
 
 def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) -> None:
@@ -20,11 +25,15 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         if item.sequence_id in seen:
             raise LocalProtocolError(f"sequence {item.sequence_id} is twice in one pass")
         seen.add(item.sequence_id)
-        _check_item(item, info, pool.table(item.sequence_id).length)
+        where = f"sequence {item.sequence_id}"
+        _check_rows(where, item, info, pool.table(item.sequence_id).length)
+        _check_sampling(where, item)
+        _check_scores(where, item, info)
+        if isinstance(item.rule, Verify):
+            _check_verify(where, item, item.rule)
 
 
-def _check_item(item: StepItem, info: EngineInfo, cached_len: int) -> None:
-    where = f"sequence {item.sequence_id}"
+def _check_rows(where: str, item: StepItem, info: EngineInfo, cached_len: int) -> None:
     num_rows = len(item.token_ids)
     if num_rows == 0:
         raise LocalProtocolError(f"{where}: no rows")
@@ -34,9 +43,49 @@ def _check_item(item: StepItem, info: EngineInfo, cached_len: int) -> None:
         raise LocalProtocolError(
             f"{where}: {item.start + num_rows} tokens exceed max_model_len {info.max_model_len}"
         )
+    if not _are_known(item.token_ids, info):
+        raise LocalProtocolError(f"{where}: token id outside [0, {info.vocab_size})")
+    if item.max_rows is not None and item.max_rows < 1:
+        raise LocalProtocolError(f"{where}: at most {item.max_rows} rows")
+
+
+def _check_sampling(where: str, item: StepItem) -> None:
+    num_rows = len(item.token_ids)
     if not 0 <= item.num_samples <= num_rows:
         raise LocalProtocolError(f"{where}: {item.num_samples} samples of {num_rows} rows")
     if item.output_index < 0:
         raise LocalProtocolError(f"{where}: output index {item.output_index}")
-    if min(item.token_ids) < 0 or max(item.token_ids) >= info.vocab_size:
-        raise LocalProtocolError(f"{where}: token id outside [0, {info.vocab_size})")
+    if item.num_logprobs is not None and item.num_logprobs < 0:
+        raise LocalProtocolError(f"{where}: {item.num_logprobs} logprobs")
+    if needs_history(item) and prompt_len(item) < 0:
+        raise LocalProtocolError(
+            f"{where}: output index {item.output_index} in a text of {item.start + num_rows} tokens"
+        )
+
+
+def _check_scores(where: str, item: StepItem, info: EngineInfo) -> None:
+    if item.num_prompt_logprobs is not None and item.num_prompt_logprobs < 0:
+        raise LocalProtocolError(f"{where}: {item.num_prompt_logprobs} prompt logprobs")
+    scored = item.scored_token_ids
+    if scored and item.num_prompt_logprobs is None:
+        raise LocalProtocolError(f"{where}: scored ids, but no prompt logprobs are asked for")
+    if len(scored) > len(item.token_ids):
+        raise LocalProtocolError(f"{where}: {len(scored)} scores of {len(item.token_ids)} rows")
+    if not _are_known(scored, info):
+        raise LocalProtocolError(f"{where}: scored token id outside [0, {info.vocab_size})")
+
+
+def _check_verify(where: str, item: StepItem, rule: Verify) -> None:
+    num_drafts = len(rule.draft_probs)
+    if rule.mode not in _REJECTION_MODES:
+        raise LocalProtocolError(f"{where}: mode {rule.mode} needs no laws")
+    if item.num_samples != num_drafts + 1:
+        raise LocalProtocolError(
+            f"{where}: {num_drafts} proposals need {num_drafts + 1} samples, not {item.num_samples}"
+        )
+    if verifiable_len(draft_ids(item), rule.draft_probs) != num_drafts:
+        raise LocalProtocolError(f"{where}: a proposal has no mass in its own law")
+
+
+def _are_known(token_ids: Sequence[int], info: EngineInfo) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < info.vocab_size)

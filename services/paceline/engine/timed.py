@@ -11,6 +11,7 @@ from paceline.engine.base import Engine, EngineInfo, EngineStats, StepItem, Step
 class TimedEngine:
     """Each step of `engine` takes `base_ms + row_ms * rows` more, by calling `sleep(seconds)`.
 
+    Only rows that the engine computes count: what it finds in its prefix cache costs nothing.
     The scheduling around it is real; only the model is not. A step that raises costs nothing.
     """
 
@@ -37,8 +38,9 @@ class TimedEngine:
         self._engine.add(sequence_id)
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        num_before = self._engine.stats().num_rows
         results = self._engine.step(items)
-        num_rows = sum(len(item.token_ids) for item in items)
+        num_rows = self._engine.stats().num_rows - num_before
         self._sleep((self._base_ms + self._row_ms * num_rows) / 1000.0)
         return results
 

@@ -1,7 +1,8 @@
 """`Engine` on any Hugging Face causal LM whose attention goes through the attention interface.
 
-One forward pass for decode, verify and prefill rows together; only sampled rows reach the output
-layer. It knows ids and positions: no text, request, draft or target, and no particular device.
+One forward pass for decode, verify and prefill rows together; only rows whose logits somebody
+needs reach the output layer. It knows ids and positions: no text, request, draft or target, and
+no particular device.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from contextlib import contextmanager
 import torch
 
 from paceline.engine.base import EngineInfo, EngineStats, StepItem, StepResult
-from paceline.engine.blocks import BlockPool
+from paceline.engine.blocks import BlockPool, Reservation
 from paceline.engine.checks import check_items
 from paceline.engine.pass_plan import SequenceRows
+from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.runner import Runner
-from paceline.engine.sampler import BatchedSampler, SampleRow
+from paceline.engine.sampler import BatchedSampler
+from paceline.engine.step_rows import num_logit_rows, wanted_rows
 
 
 class TorchEngine:
@@ -33,12 +36,15 @@ class TorchEngine:
         info: EngineInfo,
         *,
         draft_top_n: int | None = None,
+        enable_prefix_caching: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
         self._info = info
         self._clock = clock
-        self._pool = BlockPool(info.num_blocks, info.block_size)
+        self._pool = BlockPool(
+            info.num_blocks, info.block_size, enable_prefix_caching=enable_prefix_caching
+        )
         self._sampler = BatchedSampler(draft_top_n=draft_top_n)
         self._num_passes = 0
         self._num_rows = 0
@@ -55,8 +61,8 @@ class TorchEngine:
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         if not items:
             return []
-        with self._reserved(items):
-            return self._run(items)
+        with self._reserved(items) as reservations:
+            return self._run(items, reservations)
 
     def cached_len(self, sequence_id: int) -> int:
         return self._pool.table(sequence_id).length
@@ -74,6 +80,8 @@ class TorchEngine:
             num_sequences=self._pool.num_sequences,
             num_passes=self._num_passes,
             num_rows=self._num_rows,
+            num_prefix_tokens=self._pool.num_prefix_tokens,
+            num_prefix_queries=self._pool.num_prefix_queries,
             extra={
                 "forward_s": self._forward_s,
                 "sample_s": self._sample_s,
@@ -85,63 +93,56 @@ class TorchEngine:
         self._pool.check_integrity()
 
     def logits(self, items: Sequence[StepItem]) -> torch.Tensor:
-        """A step that returns logits [samples, vocab_size] instead of tokens, for tests and tools.
-
-        The cache changes as in `step`.
-        """
-        with self._reserved(items):
-            return self._forward(items)
+        """A step that returns logits [needed rows, vocab_size] instead of tokens, for tests and
+        tools. The cache changes as in `step`."""
+        with self._reserved(items) as reservations:
+            return self._forward(items, reservations)
 
     @contextmanager
-    def _reserved(self, items: Sequence[StepItem]) -> Iterator[None]:
+    def _reserved(self, items: Sequence[StepItem]) -> Iterator[list[Reservation]]:
         """Blocks for the rows of a pass; afterwards the rows count, or are as if never begun."""
         check_items(items, self._info, self._pool)
-        self._pool.reserve((item.sequence_id, item.start, len(item.token_ids)) for item in items)
+        reservations = self._pool.reserve(map(wanted_rows, items))
         is_done = False
         try:
             with torch.inference_mode():
-                yield
+                yield reservations
             is_done = True
         finally:
-            # After a failed forward nothing beyond `start` can be trusted: give it back.
-            for item in items:
-                if is_done:
-                    self._pool.commit(item.sequence_id, item.start + len(item.token_ids))
-                else:
-                    self._pool.truncate(item.sequence_id, item.start)
+            # After a failed forward nothing that it wrote can be trusted.
+            end = self._pool.commit if is_done else self._pool.abort
+            for reservation in reservations:
+                end(reservation)
 
-    def _run(self, items: Sequence[StepItem]) -> list[StepResult]:
+    def _run(
+        self, items: Sequence[StepItem], reservations: Sequence[Reservation]
+    ) -> list[StepResult]:
         began = self._clock()
-        logits = self._forward(items)
+        logits = self._forward(items, reservations)
         forwarded = self._clock()
-        tokens = self._sampler.sample(logits, _sample_rows(items))
+        cached = (self._pool.table(item.sequence_id).token_ids for item in items)
+        results = pass_results(pass_parts(items, reservations, cached), logits, self._sampler)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began
         self._num_passes += 1
-        self._num_rows += sum(len(item.token_ids) for item in items)
-        results, taken = [], 0
-        for item in items:
-            sampled = tuple(tokens[taken : taken + item.num_samples])
-            results.append(StepResult(item.sequence_id, sampled))
-            taken += item.num_samples
+        self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         return results
 
-    def _forward(self, items: Sequence[StepItem]) -> torch.Tensor:
+    def _forward(
+        self, items: Sequence[StepItem], reservations: Sequence[Reservation]
+    ) -> torch.Tensor:
+        """Logits [needed rows, vocab_size]; what the output layer has beyond real ids is cut off,
+        so that no id comes out which no tokenizer knows."""
         rows = [
             SequenceRows(
-                item.start,
-                item.token_ids,
-                item.num_samples,
-                tuple(self._pool.table(item.sequence_id).blocks),
+                reservation.first,
+                reservation.computed_ids,
+                num_logit_rows(item, reservation),
+                reservation.blocks,
             )
-            for item in items
+            for item, reservation in zip(items, reservations, strict=True)
+            if reservation.computed_ids  # else the prefix cache held all of it
         ]
-        return self._runner.forward(rows)
-
-
-def _sample_rows(items: Sequence[StepItem]) -> list[SampleRow]:
-    return [
-        SampleRow(item.sampling, item.output_index + offset)
-        for item in items
-        for offset in range(item.num_samples)
-    ]
+        if not rows:
+            return torch.empty(0, self._info.vocab_size)
+        return self._runner.forward(rows)[:, : self._info.vocab_size]

@@ -7,11 +7,24 @@ misplaced token) changes every token after it and cannot heal. It knows nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline.engine.base import EngineInfo, EngineStats, StepItem, StepResult
-from paceline.engine.blocks import BlockPool
+from paceline.engine import toy_rules
+from paceline.engine.base import EngineInfo, EngineStats, Propose, StepItem, StepResult
+from paceline.engine.blocks import BlockPool, BlockTable, Reservation
 from paceline.engine.checks import check_items
-from paceline.sampling.acceptance import coupled_token, greedy_token
+from paceline.engine.step_rows import (
+    draft_ids,
+    histories,
+    needs_history,
+    num_sampled_rows,
+    scored_ids,
+    wanted_rows,
+)
+from paceline.engine.toy_rules import ToyRow
+from paceline.generation import TokenLogprobs
+from paceline.sampling.acceptance import coupled_token
+from paceline.sampling.sparse_probs import SparseProbs
 
 _MASK = (1 << 64) - 1
 _NUM_LIVE_IDS = 8
@@ -37,16 +50,25 @@ class ToyEngine:
     """
 
     def __init__(
-        self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
+        self,
+        info: EngineInfo,
+        *,
+        seed: int = 0,
+        error_rate: float = 0.0,
+        error_seed: int = 1,
+        enable_prefix_caching: bool = True,
     ) -> None:
         self._info = info
-        self._pool = BlockPool(info.num_blocks, info.block_size)
+        self._pool = BlockPool(
+            info.num_blocks, info.block_size, enable_prefix_caching=enable_prefix_caching
+        )
         self._root = _mix(seed & _MASK, 0)
         self._error_bound = int(error_rate * 2**64)
         self._error_seed = error_seed
-        # The toy's KV cache: states[i] is the hash of tokens 0..i. Invariant: as long as the
-        # block pool's length of that sequence.
-        self._states: dict[int, list[int]] = {}
+        # The toy's KV cache, block -> slots: the slot of position i holds the hash of tokens
+        # 0..i. A row is computed from the slot before it, as a model's would be, so a block in
+        # the wrong hands gives wrong tokens.
+        self._kv: dict[int, list[int]] = {}
         self._num_passes = 0
         self._num_rows = 0
 
@@ -56,14 +78,19 @@ class ToyEngine:
 
     def add(self, sequence_id: int) -> None:
         self._pool.add(sequence_id)
-        self._states[sequence_id] = []
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         check_items(items, self._info, self._pool)
-        self._pool.reserve((item.sequence_id, item.start, len(item.token_ids)) for item in items)
+        reservations = self._pool.reserve(map(wanted_rows, items))
         self._num_passes += 1
-        self._num_rows += sum(len(item.token_ids) for item in items)
-        return [self._run(item) for item in items]
+        self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
+        written = [self._write(reservation) for reservation in reservations]
+        for reservation in reservations:
+            self._pool.commit(reservation)
+        return [
+            self._result(item, reservation, states)
+            for item, reservation, states in zip(items, reservations, written, strict=True)
+        ]
 
     def cached_len(self, sequence_id: int) -> int:
         return self._pool.table(sequence_id).length
@@ -73,7 +100,6 @@ class ToyEngine:
 
     def free(self, sequence_id: int) -> None:
         self._pool.free(sequence_id)
-        self._states.pop(sequence_id, None)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -81,13 +107,20 @@ class ToyEngine:
             num_sequences=self._pool.num_sequences,
             num_passes=self._num_passes,
             num_rows=self._num_rows,
+            num_prefix_tokens=self._pool.num_prefix_tokens,
+            num_prefix_queries=self._pool.num_prefix_queries,
         )
 
     def check_integrity(self) -> None:
+        """Also that every slot holds what its sequence's tokens make."""
         self._pool.check_integrity()
-        assert self._pool.num_sequences == len(self._states)
-        for sequence_id, states in self._states.items():
-            assert len(states) == self._pool.table(sequence_id).length
+        for sequence_id, table in self._pool.tables.items():
+            state = self._root
+            for position, token_id in enumerate(table.token_ids):
+                state = _mix(state, token_id)
+                assert self._read(table, position) == state, (
+                    f"sequence {sequence_id}: position {position} holds another text's state"
+                )
 
     def logits(self, token_ids: Sequence[int]) -> list[float]:
         """The logits [vocab_size] after a prefix, without any cache: the oracle of tests."""
@@ -96,23 +129,96 @@ class ToyEngine:
             state = _mix(state, token_id)
         return self._logits(state)
 
-    def _run(self, item: StepItem) -> StepResult:
-        states = self._states[item.sequence_id]
-        del states[item.start :]
-        for token_id in item.token_ids:
-            states.append(_mix(states[-1] if states else self._root, token_id))
-        self._pool.commit(item.sequence_id, len(states))
-        sampled = states[len(states) - item.num_samples :]
+    def _result(
+        self, item: StepItem, reservation: Reservation, states: Sequence[int]
+    ) -> StepResult:
+        sampled = states[len(states) - num_sampled_rows(item, reservation) :]
+        token_ids, num_accepted, laws = self._decide(item, sampled)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if item.num_logprobs is not None:
+            logprobs = self._score(sampled, token_ids, item.num_logprobs)
+        scores: tuple[TokenLogprobs, ...] = ()
+        if item.num_prompt_logprobs is not None:
+            from_start = states[reservation.start - reservation.first :]
+            scored = scored_ids(item, reservation)
+            scores = self._score(from_start, scored, item.num_prompt_logprobs)
         return StepResult(
             item.sequence_id,
-            tuple(self._sample(state, item, offset) for offset, state in enumerate(sampled)),
+            token_ids,
+            cached_len=reservation.end,
+            num_accepted=num_accepted,
+            draft_probs=laws,
+            logprobs=logprobs,
+            prompt_logprobs=scores,
+            num_prefix_tokens=reservation.num_prefix_tokens,
         )
 
+    def _write(self, reservation: Reservation) -> list[int]:
+        """The states of the computed rows, which are in the cache afterwards."""
+        block_size = self._info.block_size
+        state = self._root
+        if reservation.first:
+            index, offset = divmod(reservation.first - 1, block_size)
+            state = self._kv[reservation.blocks[index]][offset]
+        states = []
+        for position, token_id in enumerate(reservation.computed_ids, reservation.first):
+            index, offset = divmod(position, block_size)
+            state = _mix(state, token_id)
+            states.append(state)
+            block = reservation.blocks[index]
+            slots = self._kv.get(block)
+            if slots is None:
+                slots = self._kv[block] = [0] * block_size
+            slots[offset] = state
+        return states
+
+    def _read(self, table: BlockTable, position: int) -> int:
+        index, offset = divmod(position, self._info.block_size)
+        return self._kv[table.blocks[index]][offset]
+
+    def _decide(
+        self, item: StepItem, states: Sequence[int]
+    ) -> tuple[tuple[int, ...], int | None, tuple[SparseProbs, ...]]:
+        """(tokens, number accepted, laws) of the sampled rows, by the item's rule."""
+        if item.rule is None or not states:
+            tokens = tuple(self._sample(state, item, offset) for offset, state in enumerate(states))
+            return tokens, None, ()
+        rows = [self._row(state, item, offset) for offset, state in enumerate(states)]
+        if isinstance(item.rule, Propose):
+            drawn = [toy_rules.propose(row, item.rule.round) for row in rows]
+            return tuple(token for token, _ in drawn), None, tuple(law for _, law in drawn)
+        drafts = draft_ids(item)
+        accepted = toy_rules.verify(rows, drafts, item.rule)
+        kept = drafts[: accepted.num_accepted_tokens]
+        return (*kept, accepted.next_token_id), accepted.num_accepted_tokens, ()
+
     def _sample(self, state: int, item: StepItem, offset: int) -> int:
-        logits = self._logits(state)
-        if item.sampling.is_greedy:
-            return greedy_token(logits)
-        return coupled_token(logits, item.sampling, item.output_index + offset)
+        """The plain token of sampled row `offset`: a function of the text, which `state` names."""
+        row = self._row(state, item, offset)
+        return coupled_token(
+            row.logits,
+            row.sampling,
+            row.output_index,
+            row.prompt_token_ids,
+            row.output_token_ids,
+        )
+
+    def _row(self, state: int, item: StepItem, offset: int) -> ToyRow:
+        row = ToyRow(self._logits(state), item.sampling, item.output_index + offset)
+        if not needs_history(item):
+            return row
+        cached = self._pool.table(item.sequence_id).token_ids
+        prompt, output = histories(item, cached)[offset]
+        return replace(row, prompt_token_ids=prompt, output_token_ids=output)
+
+    def _score(
+        self, states: Sequence[int], token_ids: Sequence[int], num_top: int
+    ) -> tuple[TokenLogprobs, ...]:
+        """Row j's law of entry j; there may be more rows than tokens."""
+        return tuple(
+            toy_rules.logprobs(self._logits(state), token_id, num_top)
+            for state, token_id in zip(states, token_ids, strict=False)
+        )
 
     def _logits(self, state: int) -> list[float]:
         if _mix(state, self._error_seed) < self._error_bound:

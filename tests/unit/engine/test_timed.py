@@ -33,6 +33,18 @@ def test_each_step_costs_base_plus_rows_and_changes_no_token() -> None:
     timed.check_integrity()
 
 
+def test_rows_found_in_the_prefix_cache_cost_nothing() -> None:
+    costs = list[float]()
+    timed = TimedEngine(ToyEngine(INFO), base_ms=20.0, row_ms=0.5, sleep=costs.append)
+    prompt = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+    for sequence_id in (1, 2):
+        timed.add(sequence_id)
+        timed.step([StepItem(sequence_id, 0, prompt, 1, GREEDY)])
+    timed.add(3)
+    timed.step([StepItem(3, 0, (9, *prompt), 1, GREEDY, max_rows=4)])
+    assert costs == [0.0245, 0.0205, 0.022]
+
+
 def test_a_refused_step_costs_nothing() -> None:
     costs = list[float]()
     timed = TimedEngine(ToyEngine(INFO), base_ms=20.0, sleep=costs.append)

@@ -114,3 +114,52 @@ def test_stats_count_passes_rows_and_what_is_held() -> None:
     engine.free(2)
     engine.free(3)
     assert (engine.stats().num_sequences, engine.stats().num_free_blocks) == (0, 32)
+
+
+def test_a_prompt_that_was_seen_is_found_and_gives_the_same_token() -> None:
+    engine, prompt = ToyEngine(INFO), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    for sequence_id in (1, 2):
+        engine.add(sequence_id)
+    [miss] = engine.step([StepItem(1, 0, prompt, 1, GREEDY)])
+    [hit] = engine.step([StepItem(2, 0, prompt, 1, GREEDY)])
+    assert (miss.num_prefix_tokens, hit.num_prefix_tokens) == (0, 8)
+    assert hit.token_ids == miss.token_ids == (greedy_token(engine.logits(prompt)),)
+    stats = engine.stats()
+    assert (stats.num_rows, stats.num_prefix_tokens, stats.num_prefix_queries) == (12, 8, 20)
+    assert stats.num_free_blocks == 32 - 4
+    engine.check_integrity()
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    engine = ToyEngine(INFO, enable_prefix_caching=False)
+    for sequence_id in (1, 2):
+        engine.add(sequence_id)
+        [result] = engine.step([StepItem(sequence_id, 0, tuple(range(10)), 1, GREEDY)])
+        assert result.num_prefix_tokens == 0
+    assert engine.stats().num_rows == 20
+
+
+def test_a_block_in_the_wrong_hands_is_felt_and_seen() -> None:
+    """The toy reads its slots as a model reads KV: what a wrong block holds decides the token."""
+    engine = ToyEngine(INFO)
+    for sequence_id, prompt in ((1, (1, 2, 3, 4, 5)), (2, (6, 7, 8, 9, 10))):
+        engine.add(sequence_id)
+        engine.step([StepItem(sequence_id, 0, prompt, 1, GREEDY)])
+    right = engine.step([StepItem(2, 4, (10,), 1, GREEDY)])[0].token_ids
+    own = engine._pool.table(2).blocks[0]
+    engine._kv[own] = engine._kv[engine._pool.table(1).blocks[0]]
+    with pytest.raises(AssertionError, match="sequence 2: position 0 holds another text's state"):
+        engine.check_integrity()
+    assert engine.step([StepItem(2, 4, (10,), 1, GREEDY)])[0].token_ids != right
+
+
+def test_rows_of_a_pass_are_limited_and_nothing_is_sampled_before_the_end() -> None:
+    engine, prompt = ToyEngine(INFO), tuple(range(10))
+    engine.add(1)
+    cached = []
+    for start in (0, 4, 8):
+        item = StepItem(1, start, prompt[start:], 1, GREEDY, max_rows=4)
+        [result] = engine.step([item])
+        cached.append((result.cached_len, result.token_ids))
+    token_id = greedy_token(engine.logits(prompt))
+    assert cached == [(4, ()), (8, ()), (10, (token_id,))]

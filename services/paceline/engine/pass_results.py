@@ -1,0 +1,174 @@
+"""From the logits of a pass to its results: each item's rows go to the rule that it asks for.
+
+Knows items, rows and the sampler; no model, no cache content and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.engine.base import Propose, StepItem, StepResult, Verify
+from paceline.engine.blocks import Reservation
+from paceline.engine.logprobs import token_logprobs
+from paceline.engine.rejection import DraftBlock
+from paceline.engine.sampler import BatchedSampler, SampleRow
+from paceline.engine.step_rows import (
+    draft_ids,
+    histories,
+    num_logit_rows,
+    num_sampled_rows,
+    scored_ids,
+)
+from paceline.generation import TokenLogprobs
+from paceline.sampling.sparse_probs import SparseProbs
+
+
+@dataclass(frozen=True, slots=True)
+class PassPart:
+    """One item of a pass. Its logits are rows `first_row .. end_row - 1` of the pass's.
+
+    `rows` are its sampled ones, which are the last of those; empty when the item goes on in a
+    later pass.
+    """
+
+    item: StepItem
+    reservation: Reservation
+    first_row: int
+    end_row: int
+    rows: tuple[SampleRow, ...]
+
+    @property
+    def sampled(self) -> range:
+        """The rows of the pass's logits that are sampled."""
+        return range(self.end_row - len(self.rows), self.end_row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    token_ids: tuple[int, ...]
+    num_accepted: int | None = None
+    draft_probs: tuple[SparseProbs, ...] = ()
+
+
+def pass_parts(
+    items: Sequence[StepItem],
+    reservations: Sequence[Reservation],
+    cached: Iterable[Sequence[int]],
+) -> list[PassPart]:
+    """Where each item's logits lie; `cached` has each sequence's tokens before `start`."""
+    parts, taken = [], 0
+    for item, reservation, token_ids in zip(items, reservations, cached, strict=True):
+        num_rows = num_logit_rows(item, reservation)
+        rows: tuple[SampleRow, ...] = ()
+        if num_sampled_rows(item, reservation):
+            rows = tuple(
+                SampleRow(item.sampling, item.output_index + offset, prompt, output)
+                for offset, (prompt, output) in enumerate(histories(item, token_ids))
+            )
+        parts.append(PassPart(item, reservation, taken, taken + num_rows, rows))
+        taken += num_rows
+    return parts
+
+
+def pass_results(
+    parts: Sequence[PassPart], logits: torch.Tensor, sampler: BatchedSampler
+) -> list[StepResult]:
+    """Results in the order of the items; logits [logit rows of all parts, vocab_size]."""
+    decisions = _decide(parts, logits, sampler)
+    return [
+        StepResult(
+            part.item.sequence_id,
+            decision.token_ids,
+            cached_len=part.reservation.end,
+            num_accepted=decision.num_accepted,
+            draft_probs=decision.draft_probs,
+            logprobs=_logprobs(part, decision, logits),
+            prompt_logprobs=_prompt_logprobs(part, logits),
+            num_prefix_tokens=part.reservation.num_prefix_tokens,
+        )
+        for part, decision in zip(parts, decisions, strict=True)
+    ]
+
+
+def _decide(
+    parts: Sequence[PassPart], logits: torch.Tensor, sampler: BatchedSampler
+) -> list[_Decision]:
+    """One sampler call for all items of a rule."""
+    decisions = [_Decision(())] * len(parts)
+    sampled = [index for index, part in enumerate(parts) if part.rows]
+    plain = [index for index in sampled if parts[index].item.rule is None]
+    if plain:
+        tokens = sampler.sample(_picked(logits, parts, plain), _rows(parts, plain))
+        for index, start, end in _spans(parts, plain):
+            decisions[index] = _Decision(tuple(tokens[start:end]))
+    proposing = [index for index in sampled if isinstance(parts[index].item.rule, Propose)]
+    if proposing:
+        rounds = [_round(parts[index]) for index in proposing for _ in parts[index].rows]
+        tokens, laws = sampler.propose(
+            _picked(logits, parts, proposing), _rows(parts, proposing), rounds
+        )
+        for index, start, end in _spans(parts, proposing):
+            decisions[index] = _Decision(tuple(tokens[start:end]), None, tuple(laws[start:end]))
+    verifying = [index for index in sampled if isinstance(parts[index].item.rule, Verify)]
+    if verifying:
+        blocks = [_block(parts[index]) for index in verifying]
+        verified = sampler.verify_blocks(_picked(logits, parts, verifying), blocks)
+        for index, (token_ids, num_accepted) in zip(verifying, verified, strict=True):
+            decisions[index] = _Decision(token_ids, num_accepted)
+    return decisions
+
+
+def _picked(
+    logits: torch.Tensor, parts: Sequence[PassPart], indices: Sequence[int]
+) -> torch.Tensor:
+    """The sampled rows of some parts, in order; no copy when these are all rows."""
+    rows = [row for index in indices for row in parts[index].sampled]
+    if len(rows) == logits.shape[0]:
+        return logits
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _rows(parts: Sequence[PassPart], indices: Sequence[int]) -> list[SampleRow]:
+    return [row for index in indices for row in parts[index].rows]
+
+
+def _spans(parts: Sequence[PassPart], indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(part, start, end) of each part's rows among the picked ones."""
+    spans, start = [], 0
+    for index in indices:
+        end = start + len(parts[index].rows)
+        spans.append((index, start, end))
+        start = end
+    return spans
+
+
+def _round(part: PassPart) -> int:
+    assert isinstance(part.item.rule, Propose)
+    return part.item.rule.round
+
+
+def _block(part: PassPart) -> DraftBlock:
+    assert isinstance(part.item.rule, Verify)
+    return DraftBlock(part.rows, draft_ids(part.item), part.item.rule)
+
+
+def _logprobs(
+    part: PassPart, decision: _Decision, logits: torch.Tensor
+) -> tuple[TokenLogprobs, ...]:
+    num_top, token_ids = part.item.num_logprobs, decision.token_ids
+    if num_top is None or not token_ids:
+        return ()
+    # under `Verify` there may be fewer tokens than rows
+    first = part.sampled.start
+    return tuple(token_logprobs(logits[first : first + len(token_ids)], token_ids, num_top))
+
+
+def _prompt_logprobs(part: PassPart, logits: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+    num_top, token_ids = part.item.num_prompt_logprobs, scored_ids(part.item, part.reservation)
+    if num_top is None or not token_ids:
+        return ()
+    first = part.first_row
+    return tuple(token_logprobs(logits[first : first + len(token_ids)], token_ids, num_top))
