@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 # An OpenSession carries a sequence's whole text: no token id needs more bytes than this on the
-# wire, and the rest of the message fits into the slack.
+# wire, and the rest of the message (1024 logit biases are most of it) fits into the slack.
 TOKEN_ID_BYTES = 5
-MESSAGE_SLACK_BYTES = 1024
+MESSAGE_SLACK_BYTES = 16 << 10
 # What torch calls a device; whether this machine has it is found out when the model loads.
 DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|mtia)(:(0|[1-9][0-9]{0,2}))?")
 
@@ -115,7 +115,7 @@ class GatewayConfig(_Section):
     max_stop_chars: int = Field(256, ge=1, description="characters in one stop string")
     max_messages: int = Field(256, ge=1, description="messages in one chat request")
     max_concurrent_requests: int = Field(
-        256, ge=1, description="requests in progress per gateway; beyond it 429"
+        256, ge=1, description="choices (n of each request) in progress per gateway; beyond it 429"
     )
     ready_timeout_s: float = Field(5.0, gt=0, description="how long /ready waits for a target")
     body_timeout_s: float = Field(

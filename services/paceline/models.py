@@ -141,6 +141,8 @@ def resolve(source: str) -> Path:
 
 def check_folder(folder: Path) -> None:
     """Cheap: headers and sizes, no tensor. Pickled weights do not count: they are never loaded."""
+    if gguf_file(folder) is not None:
+        return
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: it is not a model folder")
     index = folder / "model.safetensors.index.json"
@@ -153,6 +155,19 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(_no_safetensors(folder))
     for shard in shards:
         _check_safetensors(shard)
+
+
+def gguf_file(folder: Path) -> Path | None:
+    """The one GGUF file of a folder that has no safetensors; None for any other folder."""
+    files = sorted(folder.glob("*.gguf"))
+    if not files or any(folder.glob("*.safetensors")):
+        return None
+    if len(files) > 1:
+        raise ConfigError(f"{folder} has {len(files)} GGUF files; keep the one to serve")
+    with files[0].open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ConfigError(f"{files[0]} is no GGUF file: download the model again")
+    return files[0]
 
 
 def _no_safetensors(folder: Path) -> str:
@@ -212,17 +227,41 @@ def tokenizer_hash(folder: Path) -> str:
     Two models with equal hashes give every token the same id, which is all that a draft and a
     target must agree on.
     """
+    vocab, added = _token_ids(folder)
+    canonical = sorted((token_id, token) for token, token_id in (vocab | added).items())
+    return hashlib.sha256(json.dumps(canonical).encode()).hexdigest()
+
+
+def num_token_ids(folder: Path) -> tuple[int, int]:
+    """How many ids the tokenizer has: without, and with, the tokens added to its vocabulary.
+
+    Ids run from 0 without large gaps, so the count is the largest id plus one. Output layers are
+    often padded to more (Qwen: 151,936 or 152,064 columns for 151,669 ids).
+    """
+    vocab, added = _token_ids(folder)
+    ids, added_ids = list(vocab.values()), list(added.values())
+    if not ids or not all(type(i) is int and i >= 0 for i in ids + added_ids):
+        raise ConfigError(
+            f"{folder}/tokenizer.json lists no usable token ids: save the model with its fast "
+            "tokenizer"
+        )
+    return max(ids) + 1, max(ids + added_ids) + 1
+
+
+def _token_ids(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """(token -> id of the vocabulary, token -> id of the added tokens)."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json: save the model with its fast tokenizer")
     data = _read_json(path)
-    vocab = data.get("model", {}).get("vocab", {})
-    if isinstance(vocab, list):  # unigram models list [token, score]; the index is the id
-        vocab = {entry[0]: index for index, entry in enumerate(vocab)}
-    ids: dict[str, int] = dict(vocab)
-    ids.update({token["content"]: token["id"] for token in data.get("added_tokens", [])})
-    canonical = sorted((token_id, token) for token, token_id in ids.items())
-    return hashlib.sha256(json.dumps(canonical).encode()).hexdigest()
+    try:
+        vocab = data.get("model", {}).get("vocab", {})
+        if isinstance(vocab, list):  # unigram models list [token, score]; the index is the id
+            vocab = {entry[0]: index for index, entry in enumerate(vocab)}
+        added = {token["content"]: token["id"] for token in data.get("added_tokens") or []}
+        return dict(vocab), added
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is no tokenizer file ({error!r}): save it again") from error
 
 
 # ------------------------------------------------------------------------------------ aliases

@@ -27,7 +27,11 @@ def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def test_there_are_serve_files() -> None:
-    assert [path.name for path in SERVE_FILES] == ["smollm2.yaml", "toy.yaml"]
+    assert [path.name for path in SERVE_FILES] == [
+        "smollm2-tp3.yaml",
+        "smollm2.yaml",
+        "toy.yaml",
+    ]
 
 
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda path: path.name)
@@ -99,12 +103,12 @@ def test_the_defaults_run_the_toy_model() -> None:
             r"max_tokens_per_item must be >= draft.model.max_model_len \(4096\)",
         ),
         (
-            {"target": {"model": {"max_model_len": 838_657}}},
+            {"target": {"model": {"max_model_len": 835_585}}},
             "max_message_bytes must be >= 4194309 for target.model.max_model_len",
         ),
         (
             {"draft": {"model": {"max_model_len": 20_000}}, "rpc": {"max_message_bytes": 65536}},
-            "max_message_bytes must be >= 101024 for draft.model.max_model_len",
+            "max_message_bytes must be >= 116384 for draft.model.max_model_len",
         ),
         ({"gateway": {"body_timeout_s": float("inf")}}, "finite number"),
         ({"rpc": {"peer_timeout_s": float("nan")}}, "finite number"),
@@ -128,7 +132,7 @@ def test_contradictions_are_refused(data: dict[str, object], message: str) -> No
 @pytest.mark.parametrize(
     "data",
     [
-        {"target": {"model": {"max_model_len": 838_656}}},
+        {"target": {"model": {"max_model_len": 835_584}}},
         {"target": {"model": {"num_kv_blocks": 2, "block_size": 1}}},
         {"rpc": {"redial_min_s": 5, "redial_max_s": 5.0}},
         *({"draft": {"model": {"device": d}}} for d in ("auto", "cpu", "cuda", "cuda:1", "mps")),

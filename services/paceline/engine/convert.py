@@ -42,7 +42,7 @@ def convert_gguf(gguf: Path, out: Path, *, dtype: Literal["float32", "bfloat16"]
     if not gguf.is_file():
         raise ConfigError(f"{gguf} does not exist")
     transformers_logging.disable_progress_bar()
-    hf_model = _load_gguf_model(gguf, getattr(torch, dtype))
+    hf_model = load_gguf_model(gguf, getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     if _pre_tokenizer_name(gguf) == _DIGITS_PRE_TOKENIZER:
         # transformers drops this; it matters for spaces and signs in front of digits.
@@ -124,8 +124,8 @@ def _load_tensors(folder: Path, names: set[str]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _load_gguf_model(gguf: Path, dtype: torch.dtype) -> Any:
-    """Not `from_pretrained(gguf_file=...)`: that needs `accelerate` only to fill the weights in."""
+def load_gguf_model(gguf: Path, dtype: torch.dtype) -> Any:
+    """Dense weights. Not `from_pretrained(gguf_file=...)`, which fills them with noise first."""
     try:
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
         hf_model = AutoModelForCausalLM.from_config(config, dtype=dtype)

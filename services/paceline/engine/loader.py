@@ -54,7 +54,11 @@ def toy_info(model: ModelConfig) -> EngineInfo:
 
 
 def _load_toy(model: ModelConfig) -> Engine:
-    toy = ToyEngine(toy_info(model), error_rate=model.toy_error_rate)
+    toy = ToyEngine(
+        toy_info(model),
+        error_rate=model.toy_error_rate,
+        enable_prefix_caching=model.enable_prefix_caching,
+    )
     if model.source == "toy":
         return toy
     return TimedEngine(toy, base_ms=model.toy_step_ms, row_ms=model.toy_row_ms)

@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from paceline.engine.pass_plan import AttentionGroup, PassPlan
+from paceline.engine.varlen_attention import VarlenPlan, attend_varlen
 from paceline.errors import ConfigError
 
 ATTENTION_NAME = "paceline_paged"
 
 # Keywords by which transformers hands special attention to a layer, and what to call it.
 _UNSUPPORTED = {
-    "sliding_window": "sliding-window attention",
     "softcap": "attention logit soft-capping",
     "s_aux": "attention sinks",
     "sinks": "attention sinks",
@@ -45,17 +45,21 @@ class KVPool:
 
 @dataclass(slots=True)
 class PassContext:
-    """What the attention calls of one pass share."""
+    """What the attention calls of one pass share; the kind of plan says how they attend."""
 
     pool: KVPool
-    plan: PassPlan
+    plan: PassPlan | VarlenPlan
 
 
 @dataclass(slots=True)
 class ShapeProbe:
-    """Records, instead of attending, how each layer calls: layer -> (kv_heads, head_dim) twice."""
+    """Records, instead of attending, how each layer calls: layer -> (kv_heads, head_dim) twice.
+
+    `windows`: layer -> width of its sliding window; None when it sees everything.
+    """
 
     shapes: dict[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
     num_calls: int = 0
 
 
@@ -81,12 +85,15 @@ def paged_attention(
     paged: PassContext | ShapeProbe | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Write the new keys and values to their slots, then attend group by group.
 
     query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim]; returns
-    [1, rows, heads, head_dim]. `ConfigError` for attention that this function does not do.
+    [1, rows, heads, head_dim]. With `sliding_window` w, a row at position p sees the w positions
+    up to p, as in transformers' own masks (`sliding_window_overlay`). `ConfigError` for attention
+    that this function does not do.
     """
     for keyword, name in _UNSUPPORTED.items():
         if kwargs.get(keyword) is not None:
@@ -94,11 +101,18 @@ def paged_attention(
     if paged is None:
         raise ConfigError(f"{type(module).__name__} was not handed our cache: cannot be served")
     if isinstance(paged, ShapeProbe):
+        paged.windows[module.layer_idx] = sliding_window
         return _probe(module, query, key, value, paged), None
     keys, values = paged.pool.keys[module.layer_idx], paged.pool.values[module.layer_idx]
     keys.index_copy_(0, paged.plan.write, key[0].transpose(0, 1))
     values.index_copy_(0, paged.plan.write, value[0].transpose(0, 1))
-    parts = [_attend(query, keys, values, group, scaling) for group in paged.plan.groups]
+    if isinstance(paged.plan, VarlenPlan):
+        attended = attend_varlen(query, keys, values, paged.plan, scaling, sliding_window)
+        return attended[None], None
+    groups = paged.plan.groups
+    if sliding_window is not None:
+        groups = [group.within(sliding_window) for group in groups]
+    parts = [_attend(query, keys, values, group, scaling) for group in groups]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
@@ -121,13 +135,13 @@ def _attend(
     picked = query[0, :, group.first_row : group.first_row + tiles * rows]
     stacked = picked.reshape(num_heads, tiles, rows, -1).transpose(0, 1)
     stacked = stacked.reshape(tiles, kv_heads, share * rows, -1)
-    if group.mask is not None and group.expanded_mask is None:
-        group.expanded_mask = group.mask.repeat(1, 1, share, 1)
+    if group.mask is not None and share not in group.expanded_masks:
+        group.expanded_masks[share] = group.mask.repeat(1, 1, share, 1)
     attended = F.scaled_dot_product_attention(
         stacked,
         _gather(keys, group),
         _gather(values, group),
-        attn_mask=group.expanded_mask,
+        attn_mask=group.expanded_masks.get(share),
         scale=scaling,
     )
     by_head = attended.reshape(tiles, num_heads, rows, -1).transpose(1, 2)

@@ -8,7 +8,7 @@ flat batch, so each is a slice of it. Knows slots and lengths; no weights, heads
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -51,7 +51,8 @@ class AttentionGroup:
 
     `read` selects slots of the KV pool, num_tiles x `length` of them: a slice when they happen to
     be consecutive (a view instead of a copy). `mask` is [num_tiles, 1, num_rows, length], 0 or
-    -inf in the model's dtype; None when every row sees everything.
+    -inf in the model's dtype; None when every row sees everything. `lengths` are the tiles' own:
+    row r of a tile is at position lengths[tile] - num_rows + r.
     """
 
     first_row: int
@@ -60,8 +61,46 @@ class AttentionGroup:
     length: int
     read: torch.Tensor | slice
     mask: torch.Tensor | None
-    # The mask repeated for each query head of a KV head; made by the first layer, used by all.
-    expanded_mask: torch.Tensor | None = None
+    lengths: tuple[int, ...] = ()
+    # Made by the first layer that needs them, used by all: the mask repeated for each query head
+    # of a KV head, by the number of those heads; and this group under a sliding window, by width.
+    expanded_masks: dict[int, torch.Tensor] = field(default_factory=dict)
+    windowed: dict[int, AttentionGroup] = field(default_factory=dict)
+
+    def within(self, window: int) -> AttentionGroup:
+        """This group when a row at position p sees only positions > p - window.
+
+        Positions that no row sees are left out of `read`, so a local layer costs its window and
+        not the whole text.
+        """
+        if self.length <= window:
+            return self
+        if window not in self.windowed:
+            self.windowed[window] = self._cut(window)
+        return self.windowed[window]
+
+    def _cut(self, window: int) -> AttentionGroup:
+        first = max(0, min(self.lengths) - self.num_rows + 1 - window)
+        if isinstance(self.read, slice):
+            read: torch.Tensor | slice = slice(self.read.start + first, self.read.stop)
+        else:
+            read = self.read.view(self.num_tiles, self.length)[:, first:].flatten()
+        mask = self.mask  # None: one row a tile and equal lengths, so the cut alone is the window
+        if mask is not None:
+            lengths = torch.tensor(self.lengths, device=mask.device)[:, None, None]
+            row = torch.arange(self.num_rows, device=mask.device)[None, :, None]
+            position = torch.arange(first, self.length, device=mask.device)[None, None]
+            is_past = position <= lengths - self.num_rows + row - window
+            mask = mask[..., first:].masked_fill(is_past[:, None], float("-inf"))
+        return replace(
+            self,
+            length=self.length - first,
+            read=read,
+            mask=mask,
+            lengths=tuple(length - first for length in self.lengths),
+            expanded_masks={},
+            windowed={},
+        )
 
 
 @dataclass(slots=True)
@@ -169,6 +208,7 @@ def _attention_group(
         length=length,
         read=_read_slots([blocks[tile.index] for tile in tiles], tiles, length, block_size, device),
         mask=_mask(tiles, num_rows, length, dtype, device),
+        lengths=tuple(tile.length for tile in tiles),
     )
 
 

@@ -6,7 +6,7 @@ Knows the Hugging Face folder format; downloads nothing, trusts no code and no p
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,13 +15,24 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig
 from paceline.engine.base import EngineInfo
+from paceline.engine.convert import load_gguf_model
 from paceline.engine.draft_head import cut_head
+from paceline.engine.graph_runner import GraphRunner
 from paceline.engine.packed_linear import pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
+from paceline.engine.quantization import check_quantization, loading_arguments, pack_on_cpu
 from paceline.engine.runner import ModelRunner
 from paceline.engine.torch_engine import TorchEngine
+from paceline.engine.varlen_attention import varlen_problem
 from paceline.errors import ConfigError
-from paceline.models import tokenizer_hash
+from paceline.models import gguf_file, num_token_ids, tokenizer_hash
+
+if TYPE_CHECKING:
+    from paceline.engine.tensor_parallel import RankGroup
+
+
+# Layers that attend over everything before them, or over the last `sliding_window` positions.
+LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def load_torch_engine(
@@ -31,13 +42,36 @@ def load_torch_engine(
 
     Sets torch's intra-op threads for the whole process, as `model.num_threads` says.
     """
+    if model.tensor_parallel_size > 1:
+        raise ConfigError("tensor_parallel_size > 1 needs a Serve replica, which starts the ranks")
+    runner, info = load_runner(model, folder)
+    return TorchEngine(
+        runner,
+        info,
+        draft_top_n=draft_top_n,
+        enable_prefix_caching=model.enable_prefix_caching,
+    )
+
+
+def load_runner(
+    model: ModelConfig, folder: Path, *, group: RankGroup | None = None
+) -> tuple[ModelRunner, EngineInfo]:
+    """The weights of `folder` and what to announce of them; with `group`, this rank's share."""
     torch.set_num_threads(model.num_threads)
     hf_config = load_hf_config(folder)
     check_servable(hf_config, model)
-    hf_model = load_hf_model(folder, getattr(torch, model.dtype), pick_device(model.device))
+    device, gguf = pick_device(model.device), gguf_file(folder)
+    check_quantization(model, device, gguf)
+    hf_model = load_hf_model(model, folder, device, group)
+    if group is not None:
+        group.finish_loading(hf_model, folder)
     cut_head(hf_model, folder)
-    pack_linears(hf_model)
-    probe, vocab_size = probe_model(hf_model)
+    if model.quantization != "none" and device.type == "cpu":
+        pack_on_cpu(hf_model, model.quantization, gguf)
+    if group is None:  # a shard's layers are hooked by transformers: they have to stay
+        pack_linears(hf_model)
+    probe, width = probe_model(hf_model)
+    vocab_size = count_real_ids(folder, width)
     info = EngineInfo(
         model_id=model.source,
         vocab_size=vocab_size,
@@ -45,10 +79,42 @@ def load_torch_engine(
         block_size=model.block_size,
         num_blocks=model.num_kv_blocks,
         tokenizer_hash=tokenizer_hash(folder),
-        eos_token_ids=eos_token_ids(folder, hf_config),
+        eos_token_ids=tuple(i for i in eos_token_ids(folder, hf_config) if i < vocab_size),
     )
-    runner = ModelRunner(hf_model, probe, info.num_blocks, info.block_size)
-    return TorchEngine(runner, info, draft_top_n=draft_top_n)
+    return make_runner(model, hf_model, probe, is_sharded=group is not None), info
+
+
+def make_runner(
+    model: ModelConfig, hf_model: Any, probe: ShapeProbe, *, is_sharded: bool
+) -> ModelRunner:
+    """The runner that the device and the config ask for; `ConfigError` if they do not agree."""
+    use_varlen = uses_varlen(model, hf_model, probe)
+    use_graphs = hf_model.device.type == "cuda" and not model.enforce_eager and not is_sharded
+    if not use_varlen and not use_graphs:
+        return ModelRunner(hf_model, probe, model.num_kv_blocks, model.block_size)
+    return GraphRunner(
+        hf_model,
+        probe,
+        model.num_kv_blocks,
+        model.block_size,
+        max_model_len=model.max_model_len,
+        use_varlen=use_varlen,
+        use_graphs=use_graphs,
+    )
+
+
+def uses_varlen(model: ModelConfig, hf_model: Any, probe: ShapeProbe) -> bool:
+    """Whether to attend by torch's paged kernel: when asked for, or by itself when it works."""
+    if model.attention_backend == "sdpa":
+        return False
+    shapes = {shape for pair in probe.shapes.values() for shape in pair}
+    if any(key != value for key, value in probe.shapes.values()):
+        problem: str | None = "keys and values must have the same width"
+    else:
+        problem = varlen_problem(shapes, hf_model.dtype, hf_model.device, model.block_size)
+    if problem is not None and model.attention_backend == "varlen":
+        raise ConfigError(f"attention_backend varlen cannot be used here: {problem}; set sdpa")
+    return problem is None
 
 
 def pick_device(name: str) -> torch.device:
@@ -63,24 +129,32 @@ def pick_device(name: str) -> torch.device:
 
 def load_hf_config(folder: Path) -> Any:
     """The folder's model config; `ConfigError` if there is none that we can read."""
-    if not (folder / "config.json").is_file():
+    gguf = gguf_file(folder)
+    if gguf is None and not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: not a Hugging Face model folder")
-    if not any(folder.glob("*.safetensors")):
+    if gguf is None and not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} has no .safetensors file; other weight formats are not read")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            **({} if gguf is None else {"gguf_file": gguf.name}),
+        )
     except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read {folder}/config.json: {error}") from error
+        raise ConfigError(f"cannot read the model config in {folder}: {error}") from error
 
 
 def check_servable(hf_config: Any, model: ModelConfig) -> None:
-    """Refuse what would be computed wrongly: windowed layers, positions beyond the model's."""
+    """Refuse what would be computed wrongly: unknown layers, positions beyond the model's."""
     text = hf_config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention"}
+    kinds = set(getattr(text, "layer_types", None) or []) - LAYER_TYPES
     if kinds:
         raise ConfigError(f"{hf_config.model_type}: {', '.join(sorted(kinds))} is not supported")
     if getattr(text, "attn_logit_softcapping", None) is not None:
         raise ConfigError(f"{hf_config.model_type}: attention soft-capping is not supported")
+    if getattr(text, "num_kv_shared_layers", None):
+        raise ConfigError(f"{hf_config.model_type}: layers that share a cache are not supported")
     limit = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("longrope", "dynamic"):
@@ -93,9 +167,32 @@ def check_servable(hf_config: Any, model: ModelConfig) -> None:
         )
 
 
-def load_hf_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def load_hf_model(
+    model: ModelConfig, folder: Path, device: torch.device, group: RankGroup | None = None
+) -> Any:
     """The model on its device, in eval mode, attending through our function."""
     transformers_logging.disable_progress_bar()
+    dtype = getattr(torch, model.dtype)
+    if (gguf := gguf_file(folder)) is not None:
+        hf_model = load_gguf_model(gguf, dtype)
+        hf_model.set_attn_implementation(ATTENTION_NAME)
+    else:
+        hf_model = _load_safetensors(model.quantization, folder, dtype, device, group)
+    if not hf_model._supports_attention_backend:
+        raise ConfigError(
+            f"{type(hf_model).__name__} does not route attention through the attention interface"
+        )
+    return hf_model.to(device).eval()
+
+
+def _load_safetensors(
+    quantization: str,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: RankGroup | None,
+) -> Any:
+    sharding = {} if group is None else {"distributed_config": group.sharding}
     try:
         hf_model, loading = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -105,6 +202,8 @@ def load_hf_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any
             use_safetensors=True,
             attn_implementation=ATTENTION_NAME,
             output_loading_info=True,
+            **sharding,
+            **loading_arguments(quantization, device),
         )
     except (ValueError, OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"cannot load {folder}: {error}") from error
@@ -112,11 +211,7 @@ def load_hf_model(folder: Path, dtype: torch.dtype, device: torch.device) -> Any
     if loading["missing_keys"] or loading["mismatched_keys"]:
         wrong = sorted(str(key) for key in [*loading["missing_keys"], *loading["mismatched_keys"]])
         raise ConfigError(f"{folder} lacks weights that its config.json asks for: {wrong[0]}, ...")
-    if not hf_model._supports_attention_backend:
-        raise ConfigError(
-            f"{type(hf_model).__name__} does not route attention through the attention interface"
-        )
-    return hf_model.to(device).eval()
+    return hf_model
 
 
 def probe_model(hf_model: Any) -> tuple[ShapeProbe, int]:
@@ -144,7 +239,41 @@ def probe_model(hf_model: Any) -> tuple[ShapeProbe, int]:
             f"{type(hf_model).__name__}: only {len(probe.shapes)} of {num_layers} layers "
             "are plain attention layers"
         )
+    check_windows(hf_model.config, probe)
     return probe, output.logits.shape[-1]
+
+
+def check_windows(hf_config: Any, probe: ShapeProbe) -> None:
+    """Every layer must hand us the window that its config gives it.
+
+    transformers puts windows into masks, of which our function gets none, and hands them over as
+    a keyword too; a layer that forgets the keyword would see too much, in silence.
+    """
+    text = hf_config.get_text_config(decoder=True)
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention"] * len(probe.windows)
+    for layer, kind in enumerate(kinds):
+        expected = window if kind == "sliding_attention" else None
+        if probe.windows[layer] != expected or (expected is not None and expected < 1):
+            raise ConfigError(
+                f"{hf_config.model_type}: layer {layer} attends over a window of "
+                f"{probe.windows[layer]} where its config says {expected}; not supported"
+            )
+
+
+def count_real_ids(folder: Path, width: int) -> int:
+    """Ids that may be read and sampled: the tokenizer's, not the padding of the output layer.
+
+    Added tokens may lie beyond the output layer (Gemma-3 1B has one, for images): the model has
+    no row for them, so they are refused as prompts and never sampled.
+    """
+    num_ids, num_with_added = num_token_ids(folder)
+    if num_ids > width:
+        raise ConfigError(
+            f"{folder}: the tokenizer has {num_ids} token ids but the model only {width} rows "
+            "for them; they do not belong together"
+        )
+    return min(num_with_added, width)
 
 
 def eos_token_ids(folder: Path, hf_config: Any) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from paceline.engine.base import Engine, EngineInfo, StepItem, StepResult
+from paceline.engine.base import Engine, EngineBroken, EngineInfo, StepItem, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,16 @@ def monotonic_us() -> int:
 
 
 class EngineWorker:
-    """`await run(...)` steps the engine on its own thread; the event loop never blocks."""
+    """`await run(...)` steps the engine on its own thread; the event loop never blocks.
 
-    def __init__(self, engine: Engine) -> None:
+    A pass that takes longer than `max_pass_s` (None: no limit) hangs: the engine is then broken,
+    as after an `EngineBroken` of its own, and does nothing more.
+    """
+
+    def __init__(self, engine: Engine, *, max_pass_s: float | None = None) -> None:
         self._engine = engine
+        self._max_pass_s = max_pass_s
+        self._broken: EngineBroken | None = None
         self._known: set[int] = set()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-engine")
 
@@ -46,10 +52,29 @@ class EngineWorker:
     async def run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
         """Free `released`, then one pass over `items` (none: only the freeing).
 
-        The engine's exceptions come through; `OutOfBlocks` means that nothing changed.
+        The engine's exceptions come through; `OutOfBlocks` means that nothing changed,
+        `EngineBroken` that there will be no more passes.
         """
+        self.check_health()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._run, released, items)
+        watch = asyncio.timeout(self._max_pass_s)
+        try:
+            async with watch:
+                return await loop.run_in_executor(self._executor, self._run, released, items)
+        except EngineBroken as broken:
+            self._broken = broken
+            raise
+        except TimeoutError as error:
+            if not watch.expired():
+                raise
+            # The thread cannot be stopped: it stays behind until the process ends.
+            self._broken = EngineBroken(f"a pass did not end within {self._max_pass_s} s")
+            raise self._broken from error
+
+    def check_health(self) -> None:
+        """Raises `EngineBroken` once the engine can do no more passes."""
+        if self._broken is not None:
+            raise EngineBroken(str(self._broken)) from self._broken
 
     def _run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
         for sequence_id in released:
@@ -75,4 +100,5 @@ class EngineWorker:
         return self._engine.stats().num_free_blocks
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Ends the thread, which may take the rest of a pass; not one that is broken, though."""
+        self._executor.shutdown(wait=self._broken is None, cancel_futures=True)

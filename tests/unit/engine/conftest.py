@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,20 @@ FAMILIES: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 }
 
 
+def write_tokenizer(folder: Path, num_ids: int, num_added: int = 0) -> None:
+    """Only what a loader reads of it: token -> id, the last `num_added` as added tokens."""
+    ids = {f"t{token_id}": token_id for token_id in range(num_ids - num_added)}
+    added = [{"content": f"<{i}>", "id": i} for i in range(num_ids - num_added, num_ids)]
+    data = {"model": {"vocab": ids}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(data), encoding="utf-8")
+
+
 def save_tiny(family: str, folder: Path, **overrides: Any) -> Path:
     """A random model of a family, with the tokenizer file that a served folder must have."""
     config_class, model_class, own = FAMILIES[family]
     torch.manual_seed(7)
     model_class(config_class(**{**SHAPE, **own, **overrides})).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}', encoding="utf-8")
+    write_tokenizer(folder, overrides.get("vocab_size", VOCAB_SIZE))
     return folder
 
 

@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Gemma3TextConfig, MistralConfig
 
-from paceline.config import ModelConfig
+from paceline.config import ModelConfig, SpeculationConfig
 from paceline.engine.base import StepItem
 from paceline.engine.loader import load_engine
+from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.timed import TimedEngine
-from paceline.engine.torch_loader import load_torch_engine, pick_device
+from paceline.engine.torch_loader import check_windows, load_torch_engine, pick_device
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
+from paceline.generation import GenerateRequest
 from paceline.models import tokenizer_hash
 from paceline.sampling.params import SamplingParams
+from paceline.testing.loopback import Loopback
+from tests.unit.engine.conftest import save_tiny, write_tokenizer
 
 TINY = {
     "vocab_size": 32,
@@ -99,11 +103,96 @@ def test_eos_ids_come_from_the_generation_config_first(
     assert load_engine(config(), folder).info.eos_token_ids == expected
 
 
-def test_sliding_window_layers_are_refused(llama_folder: Path, tmp_path: Path) -> None:
-    MistralForCausalLM(MistralConfig(**TINY, sliding_window=8)).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match="sliding"):
-        load_engine(config(), tmp_path)
+def test_a_layer_that_forgets_its_window_is_refused() -> None:
+    """transformers itself would apply the window by a mask, which we never see."""
+    mistral = MistralConfig(**TINY, sliding_window=8)
+    check_windows(mistral, ShapeProbe(windows={0: 8, 1: 8}))
+    for windows in ({0: None, 1: None}, {0: 8, 1: 9}):
+        with pytest.raises(ConfigError, match=r"layer . attends over a window of .* says 8"):
+            check_windows(mistral, ShapeProbe(windows=windows))
+    kinds = ["full_attention", "sliding_attention"]
+    gemma = Gemma3TextConfig(**TINY, sliding_window=8, layer_types=kinds)
+    check_windows(gemma, ShapeProbe(windows={0: None, 1: 8}))
+    with pytest.raises(ConfigError, match=r"layer 0 attends over a window of 8 .* says None"):
+        check_windows(gemma, ShapeProbe(windows={0: 8, 1: 8}))
+
+
+@pytest.mark.parametrize(
+    ("num_ids", "num_added", "vocab_size"),
+    [(100, 0, 100), (100, 3, 100), (101, 0, 101), (102, 1, 101), (105, 4, 101)],
+)
+def test_padding_of_the_output_layer_is_no_vocabulary(
+    llama_folder: Path, tmp_path: Path, num_ids: int, num_added: int, vocab_size: int
+) -> None:
+    """Of 101 rows, only those count that the tokenizer has an id for."""
+    folder = edited(llama_folder, tmp_path)
+    write_tokenizer(folder, num_ids, num_added)
+    assert load_engine(config(), folder).info.vocab_size == vocab_size
+
+
+def test_a_tokenizer_of_another_model_is_refused(llama_folder: Path, tmp_path: Path) -> None:
+    folder = edited(llama_folder, tmp_path)
+    write_tokenizer(folder, 102)
+    with pytest.raises(ConfigError, match="has 102 token ids but the model only 101 rows"):
+        load_engine(config(), folder)
+
+
+def test_an_end_that_cannot_be_sampled_is_no_end(llama_folder: Path, tmp_path: Path) -> None:
+    folder = edited(llama_folder, tmp_path)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 99, 100]}')
+    write_tokenizer(folder, 100)
+    assert load_engine(config(), folder).info.eos_token_ids == (2, 99)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {},
+        {"model": {"vocab": {}}},
+        {"model": {"vocab": {"a": "0"}}},
+        {"model": {"vocab": {"a": -1}}},
+        {"model": {"vocab": {"a": True}}},
+        {"model": {"vocab": 7}},
+        {"model": {"vocab": [[]]}},
+        {"model": []},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1.5, "content": "b"}]},
+    ],
+)
+def test_tokenizers_without_usable_ids_are_refused(
+    llama_folder: Path, tmp_path: Path, tokenizer: dict[str, Any]
+) -> None:
+    folder = edited(llama_folder, tmp_path)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"no usable token ids|no tokenizer file"):
+        load_engine(config(), folder)
+
+
+@pytest.mark.parametrize("sampling", [0.0, 1.5], ids=["greedy", "coupled"])
+def test_differently_padded_models_of_one_tokenizer_work_together(
+    tmp_path: Path, sampling: float
+) -> None:
+    """Output layers of 104 and 100 columns, 100 real ids: padding is never emitted or proposed."""
+    folders = {}
+    for width in (104, 100):
+        folders[width] = save_tiny("llama", tmp_path / str(width), vocab_size=width)
+        write_tokenizer(folders[width], 100, 2)
+    params = SamplingParams(temperature=sampling, seed=5)
+    requests = [
+        GenerateRequest(f"r{i}", (7, 8, 9 + i), 40, params, ignore_eos=True) for i in range(3)
+    ]
+
+    def run(draft: Path | None) -> list[list[int]]:
+        target = load_torch_engine(config(), folders[104])
+        engine = None if draft is None else load_torch_engine(config(), draft)
+        assert engine is None or engine.info.vocab_size == target.info.vocab_size == 100
+        runs = Loopback(target, engine, SpeculationConfig()).run(requests)
+        assert draft is None or sum(run.num_draft_tokens for run in runs) > 0
+        return [run.token_ids for run in runs]
+
+    alone = run(None)
+    assert alone == run(folders[100]) == run(folders[104])
+    assert max(token for text in alone for token in text) < 100
 
 
 def test_soft_capping_is_refused(tmp_path: Path) -> None:

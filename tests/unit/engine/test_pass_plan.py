@@ -15,6 +15,7 @@ from paceline.engine.pass_plan import (
     group_tiles,
     plan_pass,
 )
+from paceline.engine.step_rows import wanted_rows
 from paceline.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -26,7 +27,7 @@ def item(sequence_id: int, start: int, num_rows: int, num_samples: int = 0) -> S
 
 
 def plan(pool: BlockPool, items: list[StepItem]) -> PassPlan:
-    pool.reserve((item.sequence_id, item.start, len(item.token_ids)) for item in items)
+    pool.reserve(map(wanted_rows, items))
     rows = [
         SequenceRows(
             item.start,
@@ -47,8 +48,9 @@ def pool_with(lengths: dict[int, int]) -> BlockPool:
     for start in range(0, max(lengths.values()), 4):
         for sequence_id, length in lengths.items():
             if start < length:
-                pool.reserve([(sequence_id, start, min(4, length - start))])
-                pool.commit(sequence_id, min(start + 4, length))
+                rows = item(sequence_id, start, min(4, length - start))
+                [reservation] = pool.reserve([wanted_rows(rows)])
+                pool.commit(reservation)
     return pool
 
 

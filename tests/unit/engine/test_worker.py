@@ -108,7 +108,7 @@ async def test_without_items_there_is_no_pass(worker, engine):
 async def test_out_of_blocks_comes_through_and_changes_nothing(worker, engine):
     await worker.run([], [rows(1, *range(8))])
     with pytest.raises(OutOfBlocks):
-        await worker.run([], [rows(2, *range(12))])
+        await worker.run([], [rows(2, *range(20, 32))])
     assert (engine.cached_len(1), engine.cached_len(2)) == (8, 0)
     await worker.run([2], [rows(1, 9, start=8)])
     assert engine.calls[-2:] == [("free", 2), ("step", 1)]
@@ -120,6 +120,25 @@ async def test_a_failed_sequence_is_not_added_again(worker, engine):
         await worker.run([], [rows(1, *range(20))])
     await worker.run([], [rows(1, 5)])
     assert engine.calls.count(("add", 1)) == 1
+
+
+async def test_a_pass_without_room_can_be_tried_again_without_its_newest(worker, engine):
+    """Preemption: the newest sequence is released, the rest of the same pass goes on."""
+    await worker.run([], [rows(1, *range(8)), rows(2, *range(30, 35))])
+    with pytest.raises(OutOfBlocks):
+        await worker.run([], [rows(1, 9, start=8), rows(2, 9, start=5), rows(3, 40)])
+    assert (engine.cached_len(1), engine.cached_len(2), engine.cached_len(3)) == (8, 5, 0)
+    done = await worker.run([3, 2], [rows(1, 9, start=8)])
+    assert [result.cached_len for result in done.results] == [9]
+    assert done.num_free_blocks == 1
+    # the one that was preempted comes back under its own id, and finds what is left of it
+    await worker.run([1], [])
+    done = await worker.run([], [rows(2, *range(30, 36))])
+    assert [result.num_prefix_tokens for result in done.results] == [4]
+    assert engine.calls.count(("add", 2)) == 2
+    await worker.run([1, 2, 3], [])
+    assert await worker.free_blocks() == INFO.num_blocks
+    assert engine.stats().num_sequences == 0
 
 
 async def test_other_exceptions_come_through(worker):
@@ -155,7 +174,7 @@ async def test_free_blocks_counts_and_checks(worker, engine):
     assert await worker.free_blocks() == 4
     await worker.run([], [rows(1, 1, 2, 3, 4, 5)])
     assert await worker.free_blocks() == 2
-    engine._states.clear()
+    engine._kv[engine._pool.table(1).blocks[0]][2] += 1
     with pytest.raises(AssertionError):
         await worker.free_blocks()
 

@@ -1,0 +1,297 @@
+"""One model over several processes: the ranks' group, and the passes that rank 0 leads.
+
+Every rank holds a share of the weights and of the KV heads and runs the same forwards in the same
+order. Rank 0 broadcasts the rows of each pass as plain integers and is the only one whose logits
+are used. A rank that fails cannot be brought back into step: the group is then broken for good.
+
+Knows torch.distributed and nothing of who starts the processes, of tokens' meaning or of Ray.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.distributed import DistributedConfig
+
+from paceline.config import ModelConfig
+from paceline.engine.base import EngineBroken
+from paceline.engine.draft_head import DRAFT_VOCAB
+from paceline.engine.pass_plan import SequenceRows
+from paceline.engine.runner import ModelRunner
+from paceline.engine.torch_engine import TorchEngine
+from paceline.engine.torch_loader import load_hf_config, load_runner, pick_device
+from paceline.errors import ConfigError
+
+# int32 words of the first message of a pass, its length included. A decode or verify pass over 32
+# sequences of 1000 tokens fits; a longer plan takes a second message.
+MESSAGE_WORDS = 4096
+STOP = -1
+
+JOIN_TIMEOUT = timedelta(seconds=60)
+# Ranks load at their own pace, and afterwards sit idle in a receive for as long as nobody asks.
+LOADING_TIMEOUT = timedelta(hours=2)
+IDLE_TIMEOUT = timedelta(days=3650)
+
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+def pack_rows(rows: Sequence[SequenceRows]) -> torch.Tensor:
+    """int32 [words]: the number of items, four numbers per item, all tokens, all blocks."""
+    words = [len(rows)]
+    for item in rows:
+        words += [item.start, item.num_samples, len(item.token_ids), len(item.blocks)]
+    for item in rows:
+        words += item.token_ids
+    for item in rows:
+        words += item.blocks
+    return torch.tensor(words, dtype=torch.int32)
+
+
+def unpack_rows(words: torch.Tensor) -> list[SequenceRows]:
+    """What `pack_rows` was given."""
+    numbers: Iterator[int] = iter(words.tolist())
+    heads = [tuple(islice(numbers, 4)) for _ in range(next(numbers))]
+    token_ids = [tuple(islice(numbers, num_tokens)) for _, _, num_tokens, _ in heads]
+    blocks = [tuple(islice(numbers, num_blocks)) for *_, num_blocks in heads]
+    return [
+        SequenceRows(start, tokens, num_samples, table)
+        for (start, num_samples, _, _), tokens, table in zip(heads, token_ids, blocks, strict=True)
+    ]
+
+
+def check_shardable(model: ModelConfig, hf_config: Any) -> None:
+    """`ConfigError` when `model.tensor_parallel_size` ranks cannot share this model."""
+    size, kind = model.tensor_parallel_size, hf_config.model_type
+    text = hf_config.get_text_config(decoder=True)
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ConfigError(
+            f"{kind}: transformers has no tensor parallel plan for it; set tensor_parallel_size: 1"
+        )
+    heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    if heads % size or kv_heads % size:
+        raise ConfigError(
+            f"{kind}: {heads} attention heads and {kv_heads} KV heads cannot be shared by "
+            f"tensor_parallel_size {size}; choose a size that divides both"
+        )
+    if model.quantization != "none":
+        raise ConfigError(
+            f"quantization {model.quantization} does not work with tensor_parallel_size {size}; "
+            "choose one of the two"
+        )
+    device, seen = pick_device(model.device), torch.accelerator.current_accelerator(True)
+    if device.type != (seen.type if seen else "cpu") or device.index:
+        raise ConfigError(
+            f"model.device {model.device} with tensor_parallel_size {size}: ranks use the first "
+            f"device that they see ({seen or 'cpu'}); hide the others (CUDA_VISIBLE_DEVICES)"
+        )
+
+
+def bind_listener(host: str) -> socket.socket:
+    """Where rank 0 of a new group is to be found: a listening socket on a free port of `host`."""
+    return socket.create_server((host, 0))
+
+
+class RankGroup:
+    """The membership of this process, which can be in one group only and leaves it by ending.
+
+    `rank` and `size` number the processes. `sharding` is what transformers shall do with the
+    weights. Whatever a pass waits for fails after `timeout_s`.
+    """
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        self.sharding = DistributedConfig(tp_size=size, tp_plan="auto")
+        self._timeout = timedelta(seconds=timeout_s)
+        # On the CPU even where the model is not: integers from one process to the others.
+        self._commands = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT)
+
+    @classmethod
+    def join(
+        cls,
+        model: ModelConfig,
+        rank: int,
+        address: tuple[str, int],
+        host: str,
+        listener: socket.socket | None = None,
+    ) -> RankGroup:
+        """Meet the other ranks at `address`, where rank 0 brings the `listener`.
+
+        `host` is this process's own address: connections between ranks use its interface.
+        """
+        size, device = model.tensor_parallel_size, pick_device(model.device)
+        _use_interface_of(host)
+        store = dist.TCPStore(
+            *address,
+            is_master=listener is not None,
+            timeout=JOIN_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
+        is_cuda = device.type == "cuda"
+        if is_cuda:
+            torch.cuda.set_device(0)
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=LOADING_TIMEOUT,
+            device_id=torch.device("cuda", 0) if is_cuda else None,
+        )
+        return cls(rank, size, model.tensor_parallel_timeout_s)
+
+    def finish_loading(self, hf_model: Any, folder: Path) -> None:
+        """Wait until every rank has its weights; from now on nothing may take long."""
+        dist.barrier(group=self._commands)
+        # transformers makes the groups of its device mesh itself, with torch's default timeout
+        # of up to 30 minutes.
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not self._commands:
+                dist.distributed_c10d._set_pg_timeout(self._timeout, group)
+        if (folder / DRAFT_VOCAB).is_file():
+            _gather_head(hf_model)
+
+    def send(self, rows: Sequence[SequenceRows]) -> None:
+        """Have the other ranks run this pass."""
+        body = pack_rows(rows)
+        head, rest = body[: MESSAGE_WORDS - 1], body[MESSAGE_WORDS - 1 :]
+        self._broadcast(_first_message(len(body), head), self._timeout)
+        if len(rest):
+            self._broadcast(rest, self._timeout)
+
+    def send_stop(self) -> None:
+        """Have the other ranks end."""
+        self._broadcast(_first_message(STOP, torch.empty(0, dtype=torch.int32)), self._timeout)
+
+    def receive(self) -> list[SequenceRows] | None:
+        """The next pass of rank 0, or None when there will be no more."""
+        message = torch.empty(MESSAGE_WORDS, dtype=torch.int32)
+        self._broadcast(message, IDLE_TIMEOUT)
+        num_words = int(message[0])
+        if num_words == STOP:
+            return None
+        rest = torch.empty(max(0, num_words - (MESSAGE_WORDS - 1)), dtype=torch.int32)
+        if len(rest):
+            self._broadcast(rest, IDLE_TIMEOUT)
+        return unpack_rows(torch.cat([message[1 : 1 + num_words], rest]))
+
+    def _broadcast(self, message: torch.Tensor, timeout: timedelta) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        options.timeout = timeout
+        self._commands.broadcast([message], options).wait()
+
+
+class TensorParallelRunner:
+    """Rank 0's runner: has the others run each pass as well. See `Runner`.
+
+    Raises `EngineBroken` as soon as a pass fails on any rank, and from then on always.
+    """
+
+    def __init__(self, runner: ModelRunner, group: RankGroup) -> None:
+        self._runner = runner
+        self._group = group
+        self._broken: Exception | None = None
+        self.dtype, self.device = runner.dtype, runner.device
+
+    def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        if self._broken is not None:
+            raise EngineBroken(f"a rank was lost before: {self._broken}")
+        try:
+            self._group.send(rows)
+            return self._runner.forward(rows)
+        except Exception as error:
+            # Whatever it was, the ranks are no longer in step.
+            self._broken = error
+            raise EngineBroken(f"a pass over {self._group.size} ranks failed: {error}") from error
+
+    def close(self) -> None:
+        """Let the other ranks end; does nothing in a broken group."""
+        if self._broken is None:
+            self._broken = EngineBroken("closed")
+            self._group.send_stop()
+
+
+def follow(model: ModelConfig, folder: Path, group: RankGroup) -> Callable[[], None]:
+    """Load another rank's share; what it returns runs the passes of rank 0 until it stops.
+
+    Any failure of a pass comes through.
+    """
+    runner, _ = load_runner(model, folder, group=group)
+
+    def serve() -> None:
+        with torch.inference_mode():
+            while (rows := group.receive()) is not None:
+                runner.forward(rows)
+
+    return serve
+
+
+def load_leader(
+    model: ModelConfig, folder: Path, group: RankGroup, *, draft_top_n: int | None = None
+) -> tuple[TorchEngine, TensorParallelRunner]:
+    """Rank 0's engine, and the runner to close when it is no longer needed."""
+    share, info = load_runner(model, folder, group=group)
+    runner = TensorParallelRunner(share, group)
+    engine = TorchEngine(
+        runner,
+        info,
+        draft_top_n=draft_top_n,
+        enable_prefix_caching=model.enable_prefix_caching,
+    )
+    return engine, runner
+
+
+def check_folder(model: ModelConfig, folder: Path) -> None:
+    """`check_shardable` for the model in `folder`."""
+    check_shardable(model, load_hf_config(folder))
+
+
+def _first_message(num_words: int, head: torch.Tensor) -> torch.Tensor:
+    message = torch.zeros(MESSAGE_WORDS, dtype=torch.int32)
+    message[0] = num_words
+    message[1 : 1 + len(head)] = head
+    return message
+
+
+def _gather_head(hf_model: Any) -> None:
+    """Every rank gets the whole output layer: a cut one is too small to be worth sharing."""
+    head = hf_model.get_output_embeddings()
+    whole = torch.nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
+    whole.weight = torch.nn.Parameter(head.weight.full_tensor(), requires_grad=False)
+    if head.bias is not None:
+        whole.bias = torch.nn.Parameter(head.bias.full_tensor(), requires_grad=False)
+    hf_model.set_output_embeddings(whole)
+
+
+def _use_interface_of(host: str) -> None:
+    """Gloo and NCCL take their interface from the environment; a choice made there is kept."""
+    name = interface_of(host)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface that has the IPv4 address `host`; None: let the libraries choose."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+            except OSError:  # this one has no IPv4 address, or this is no Linux
+                continue
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    return None
