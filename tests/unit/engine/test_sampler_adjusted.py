@@ -125,8 +125,10 @@ def test_min_tokens_gives_way_where_only_an_end_is_left(temperature: float) -> N
 def test_a_banned_token_never_appears(temperature: float) -> None:
     """Peers no. 12: bias -100 on the favourite."""
     logits = torch.tensor([[5.0, 3.0, 2.0]]).expand(200, 3)
-    params = {"temperature": temperature, "logit_bias": ((0, -100.0),)}
-    rows = [SampleRow(SamplingParams(seed=i, **params), i) for i in range(200)]  # type: ignore[arg-type]
+    banned = ((0, -100.0),)
+    rows = [
+        SampleRow(SamplingParams(temperature, seed=i, logit_bias=banned), i) for i in range(200)
+    ]
     assert 0 not in BatchedSampler().sample(logits, rows)
 
 
