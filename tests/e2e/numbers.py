@@ -115,7 +115,8 @@ async def service_rate(url: str, concurrency: int, max_tokens: int, method: str)
     async def worker(client: httpx.AsyncClient) -> None:
         nonlocal total
         while waiting:
-            total += await ask(client, waiting.pop(), max_tokens, method)
+            num_tokens = await ask(client, waiting.pop(), max_tokens, method)
+            total += num_tokens  # not `total += await`: that reads before it waits
 
     async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         began = time.perf_counter()
@@ -127,7 +128,7 @@ async def measure_service(url: str, max_tokens: int) -> dict[tuple[int, str], fl
     await service_rate(url, 8, 16, "model")  # warm up
     rates = {}
     for concurrency in (1, 4, 8):
-        for method in ("off", "model"):
+        for method in ("off", "model"):  # side by side, on the same machine state
             rate = await service_rate(url, concurrency, max_tokens, method)
             rates[concurrency, method] = rate
             say(f"paceline, concurrency {concurrency}, method {method}: {rate:.1f} tokens/s")
