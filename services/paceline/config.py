@@ -69,7 +69,7 @@ class ModelConfig(_Section):
         10.0, gt=0, le=600, description="a pass that hangs so long on a rank ends the replica"
     )
     quantization: Literal["none", "int8", "int4", "gguf"] = Field(
-        "none", description="weights in memory: int8 / int4 (torchao), gguf (the file's own types)"
+        "none", description="weights in memory: int8, int4 (CPU kernels; torchao on CUDA), gguf"
     )
     enable_prefix_caching: bool = Field(
         True, description="keep KV blocks of finished texts for later ones that begin alike"
