@@ -78,6 +78,9 @@ class ModelConfig(_Section):
         "auto", description="sdpa runs anywhere; varlen: torch's paged CUDA kernel (fp16, bf16)"
     )
     enforce_eager: bool = Field(False, description="never use CUDA graphs (CPU never does)")
+    reproducible: bool = Field(
+        False, description="same bits for any batch, K and draft (CPU, slower): README, The engine"
+    )
     toy_error_rate: float = Field(
         0.0, ge=0.0, le=1.0, description="toy model: share of steps whose logits are disturbed"
     )

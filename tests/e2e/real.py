@@ -1,6 +1,7 @@
 """The demo models in lock-step, without network or Ray: every window is as full as K allows.
 
     python -m tests.e2e.real --seeds 20      # the full matrix: some minutes
+    python -m tests.e2e.real --seeds 5 --dtype bfloat16 --reproducible
 
 Compares token ids of runs with the draft at K = 1, 4, 8 with the target alone.
 """
@@ -67,13 +68,16 @@ class Pair:
         )
 
 
-def load_pair(prompts: Sequence[str] = PROMPTS) -> Pair:
-    """Fetches what is not in the cache."""
+def load_pair(prompts: Sequence[str] = PROMPTS, **target: object) -> Pair:
+    """Fetches what is not in the cache. `target`: fields of the target's ModelConfig."""
     folders = [fetch(name, models.no_progress) for name in (TARGET, DRAFT)]
     tokenizer = load_tokenizer(str(folders[0]))
     engines = [
-        load_source(ModelConfig(source=name, num_kv_blocks=512), draft_top_n=top_n)
-        for name, top_n in ((TARGET, None), (DRAFT, 64))
+        load_source(
+            ModelConfig.model_validate({"source": name, "num_kv_blocks": 512, **fields}),
+            draft_top_n=top_n,
+        )
+        for name, top_n, fields in ((TARGET, None, target), (DRAFT, 64, {}))
     ]
     ids = (tuple(tokenizer.encode_chat([ChatMessage("user", text)])) for text in prompts)
     return Pair(engines[0], engines[1], tuple(ids))
@@ -83,9 +87,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--reproducible", action="store_true")
     options = parser.parse_args()
     seeds = [None, *range(1, options.seeds + 1)]
-    pair = load_pair()
+    pair = load_pair(
+        dtype=options.dtype,
+        quantization=options.quantization,
+        reproducible=options.reproducible,
+    )
     alone = [run.token_ids for run in pair.run(0, seeds, options.max_tokens)]
     num_wrong = 0
     for draft_tokens in (1, 4, 8):

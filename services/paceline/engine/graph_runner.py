@@ -9,7 +9,9 @@ padded pass simply runs, which is how it is tested. Knows rows and slots, like `
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -121,8 +123,10 @@ class GraphRunner(ModelRunner):
         self._windows = {window for window in probe.windows.values() if window is not None}
         self._use_varlen, self._use_graphs = use_varlen, use_graphs
         self._passes: dict[Shape, StaticPass] = {}
-        # Shared by all graphs, because only one of them runs at a time.
+        # Shared by all graphs, because only one of them runs at a time. The stream is one for all,
+        # because cuBLAS keeps a workspace for every stream that it ever saw.
         self._memory: Any = None
+        self._side: Any = None
         self._logits: torch.Tensor | None = None
 
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
@@ -145,7 +149,8 @@ class GraphRunner(ModelRunner):
         if static.copied is not None:
             static.copied.synchronize()
         numbers = pad_rows(rows, shape, self._block_size, self._scratch)
-        static.host.copy_(torch.tensor(numbers))
+        # Far faster than torch.tensor, and the block tables of long texts are large.
+        static.host.copy_(torch.frombuffer(array("q", numbers), dtype=torch.int64))
         static.device.copy_(static.host, non_blocking=True)
         num_samples = sum(item.num_samples for item in rows)
         if self.device.type != "cuda":
@@ -158,8 +163,7 @@ class GraphRunner(ModelRunner):
                     self._capture(static, shape)
                 except RuntimeError as error:  # a model that needs the host during a pass
                     _log.warning("passes are not captured as CUDA graphs: %s", error)
-                    self._use_graphs = False
-                    self._passes.clear()
+                    self._end_graphs()
                     return self.forward(rows)
             static.graph.replay()
         assert static.logits is not None
@@ -168,21 +172,36 @@ class GraphRunner(ModelRunner):
 
     def _capture(self, static: StaticPass, shape: Shape) -> None:
         """Writes the KV of the present pass again and again, always the same."""
-        side = torch.cuda.Stream()
+        if self._side is None:
+            self._side, self._memory = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(NUM_WARMUPS):
                 logits = self._run(self._plan(static, shape))
         torch.cuda.current_stream().wait_stream(side)
-        if self._memory is None:
-            self._memory = torch.cuda.graph_pool_handle()
         if self._logits is None or len(self._logits) < len(logits):
             self._logits = torch.empty_like(logits)  # older graphs keep the smaller one
         static.logits = self._logits[: len(logits)]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(
+            graph, pool=self._memory, stream=side, capture_error_mode="thread_local"
+        )
+        # The outer one takes us back from the side stream: a capture that fails does not.
+        with torch.cuda.stream(side), capture:
             static.logits.copy_(self._run(self._plan(static, shape)))
         static.graph = graph
+
+    def _end_graphs(self) -> None:
+        """No graphs from now on, after a capture failed."""
+        self._use_graphs = False
+        # torch 2.13 leaves the allocator in the middle of the capture: it would free no cached
+        # memory any more. There is no public way out; an error means that there is no need.
+        if self._memory is not None:
+            with contextlib.suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(self.device.index, self._memory)
+                torch._C._cuda_releasePool(self.device.index, self._memory)
+        self._passes.clear()
 
     def _run(self, plan: PassPlan | VarlenPlan) -> torch.Tensor:
         output = self._model(

@@ -16,6 +16,10 @@ import torch
 # stay small (rows x length).
 MAX_TILE_ROWS = 128
 
+# With `row_by_row` a pass has a multiple of so many rows: no vector kernel then treats the last
+# elements of a tensor differently from the others.
+ROW_MULTIPLE = 16
+
 # Padding one tile by this many key positions x rows costs about what one more attention call
 # costs (measured on CPU, SmolLM2-135M: about 35 us a call, 0.14 us a position and row).
 CALL_COST_POSITIONS = 256
@@ -119,16 +123,27 @@ class PassPlan:
 
 
 def plan_pass(
-    items: Sequence[SequenceRows], block_size: int, dtype: torch.dtype, device: torch.device
+    items: Sequence[SequenceRows],
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    row_by_row: bool = False,
 ) -> PassPlan:
-    """Lay out the rows of a pass; each item is another sequence."""
+    """Lay out the rows of a pass; each item is another sequence.
+
+    `row_by_row` gives each row an attention call of its own and fills the pass up with copies of
+    its last row (`engine.reproducible` says why); a copy writes the same KV to the same slot.
+    """
+    max_rows = 1 if row_by_row else MAX_TILE_ROWS
+    tiles_of = cut_tiles(items, max_rows)
     blocks = [item.blocks for item in items]
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     row_of: dict[tuple[int, int], int] = {}
     groups: list[AttentionGroup] = []
-    for tiles in group_tiles(cut_tiles(items)):
+    for tiles in [[tile] for tile in tiles_of] if row_by_row else group_tiles(tiles_of):
         groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
         for tile in tiles:
             item = items[tile.index]
@@ -137,6 +152,12 @@ def plan_pass(
             token_ids.extend(item.token_ids[tile.offset : tile.offset + tile.num_rows])
             positions.extend(range(start, start + tile.num_rows))
             slots.extend(_slots(blocks[tile.index], start, tile.num_rows, block_size))
+    num_copies = -len(token_ids) % ROW_MULTIPLE if row_by_row else 0
+    if num_copies:
+        tiles = [tiles_of[-1]] * num_copies
+        groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
+        for values in (token_ids, positions, slots):
+            values.extend(values[-1:] * num_copies)
 
     def as_index(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
@@ -145,17 +166,17 @@ def plan_pass(
         input_ids=as_index(token_ids)[None],
         position_ids=as_index(positions)[None],
         write=as_index(slots),
-        sample_rows=as_index(_sample_rows(items, row_of)),
+        sample_rows=as_index(_sample_rows(items, row_of, max_rows)),
         groups=groups,
     )
 
 
-def cut_tiles(items: Sequence[SequenceRows]) -> list[Tile]:
+def cut_tiles(items: Sequence[SequenceRows], max_rows: int = MAX_TILE_ROWS) -> list[Tile]:
     """Items cut into tiles, in order."""
     tiles = []
     for index, item in enumerate(items):
-        for offset in range(0, len(item.token_ids), MAX_TILE_ROWS):
-            num_rows = min(MAX_TILE_ROWS, len(item.token_ids) - offset)
+        for offset in range(0, len(item.token_ids), max_rows):
+            num_rows = min(max_rows, len(item.token_ids) - offset)
             tiles.append(Tile(index, offset, num_rows, item.start + offset + num_rows))
     return tiles
 
@@ -181,12 +202,14 @@ def _slots(blocks: Sequence[int], start: int, num_rows: int, block_size: int) ->
     ]
 
 
-def _sample_rows(items: Sequence[SequenceRows], row_of: dict[tuple[int, int], int]) -> list[int]:
+def _sample_rows(
+    items: Sequence[SequenceRows], row_of: dict[tuple[int, int], int], max_rows: int
+) -> list[int]:
     rows = []
     for index, item in enumerate(items):
         num_rows = len(item.token_ids)
         for row in range(num_rows - item.num_samples, num_rows):
-            within = row % MAX_TILE_ROWS
+            within = row % max_rows
             rows.append(row_of[index, row - within] + within)
     return rows
 

@@ -31,15 +31,26 @@ class Runner(Protocol):
 class ModelRunner:
     """One process, one device. `model` attends through our function, as `probe` recorded."""
 
-    def __init__(self, model: Any, probe: ShapeProbe, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        probe: ShapeProbe,
+        num_blocks: int,
+        block_size: int,
+        *,
+        row_by_row: bool = False,
+    ) -> None:
         self._model = model
+        self._row_by_row = row_by_row
         self._block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self._kv = allocate_pool(probe, num_blocks * block_size, self.dtype, self.device)
 
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
-        plan = plan_pass(rows, self._block_size, self.dtype, self.device)
+        plan = plan_pass(
+            rows, self._block_size, self.dtype, self.device, row_by_row=self._row_by_row
+        )
         output = self._model(
             input_ids=plan.input_ids,
             position_ids=plan.position_ids,

@@ -141,6 +141,7 @@ class RankGroup:
         is_cuda = device.type == "cuda"
         if is_cuda:
             torch.cuda.set_device(0)
+            os.environ["LOCAL_RANK"] = "0"  # transformers switches to the device that it names
         dist.init_process_group(
             "nccl" if is_cuda else "gloo",
             store=store,

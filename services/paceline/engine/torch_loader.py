@@ -18,9 +18,10 @@ from paceline.engine.base import EngineInfo
 from paceline.engine.convert import load_gguf_model
 from paceline.engine.draft_head import cut_head
 from paceline.engine.graph_runner import GraphRunner
-from paceline.engine.packed_linear import pack_linears
+from paceline.engine.packed_linear import ROWS_HINT, pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
 from paceline.engine.quantization import check_quantization, loading_arguments, pack_on_cpu
+from paceline.engine.reproducible import TILE_ROWS, tile_linears
 from paceline.engine.runner import ModelRunner
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.varlen_attention import varlen_problem
@@ -60,6 +61,8 @@ def load_runner(
     torch.set_num_threads(model.num_threads)
     hf_config = load_hf_config(folder)
     check_servable(hf_config, model)
+    if model.reproducible and group is not None:
+        raise ConfigError("reproducible and tensor_parallel_size > 1 do not go together yet")
     device, gguf = pick_device(model.device), gguf_file(folder)
     check_quantization(model, device, gguf)
     hf_model = load_hf_model(model, folder, device, group)
@@ -69,7 +72,9 @@ def load_runner(
     if model.quantization != "none" and device.type == "cpu":
         pack_on_cpu(hf_model, model.quantization, gguf)
     if group is None:  # a shard's layers are hooked by transformers: they have to stay
-        pack_linears(hf_model)
+        pack_linears(hf_model, TILE_ROWS if model.reproducible else ROWS_HINT)
+    if model.reproducible:
+        tile_linears(hf_model)
     probe, width = probe_model(hf_model)
     vocab_size = count_real_ids(folder, width)
     info = EngineInfo(
@@ -88,10 +93,20 @@ def make_runner(
     model: ModelConfig, hf_model: Any, probe: ShapeProbe, *, is_sharded: bool
 ) -> ModelRunner:
     """The runner that the device and the config ask for; `ConfigError` if they do not agree."""
+    if hf_model.device.type == "cuda":
+        # torch prefers cuDNN on Hopper and Blackwell, which plans for tens of milliseconds
+        # whenever it meets a new length: here in nearly every pass.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     use_varlen = uses_varlen(model, hf_model, probe)
     use_graphs = hf_model.device.type == "cuda" and not model.enforce_eager and not is_sharded
     if not use_varlen and not use_graphs:
-        return ModelRunner(hf_model, probe, model.num_kv_blocks, model.block_size)
+        return ModelRunner(
+            hf_model,
+            probe,
+            model.num_kv_blocks,
+            model.block_size,
+            row_by_row=model.reproducible,
+        )
     return GraphRunner(
         hf_model,
         probe,
