@@ -159,7 +159,9 @@ class RankGroup:
         # of up to 30 minutes.
         for group in list(dist.distributed_c10d._world.pg_map):
             if group is not self._commands:
-                dist.distributed_c10d._set_pg_timeout(self._timeout, group)
+                # NCCL's watchdog kills the process: the engine's own watch shall speak first.
+                factor = 2 if dist.get_backend(group) == "nccl" else 1
+                dist.distributed_c10d._set_pg_timeout(factor * self._timeout, group)
         if (folder / DRAFT_VOCAB).is_file():
             _gather_head(hf_model)
 

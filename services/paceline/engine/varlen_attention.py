@@ -9,6 +9,7 @@ but those it passes on, no sequences.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from torch.nn.attention import (
 from torch.nn.attention.varlen import varlen_attn
 
 from paceline.engine.pass_plan import SequenceRows
+
+_log = logging.getLogger(__name__)
 
 # CUDA compute capability (major) -> the implementation whose kernel reads block tables there.
 PAGED_IMPLEMENTATIONS = {9: "FA3", 10: "FA4"}
@@ -97,7 +100,7 @@ def attend_varlen(
 
     The kernel aligns a sequence's rows with the end of what is cached of it, and its window counts
     the positions before a row; ours counts the row too. One split: a row's bits do not depend on
-    its batch mates.
+    its batch mates by way of splits (a kernel may still choose its tiles by the shapes of the pass).
     """
     blocks = (-1, plan.block_size, *keys.shape[1:])
     output: torch.Tensor = varlen_attn(
@@ -140,6 +143,7 @@ def varlen_problem(
         try:
             activate_flash_attention_impl(name)
         except Exception as error:  # a package of its own: built for another torch, for example
+            _log.exception("%s cannot be used", name)
             return f"{name} is not installed ({error})"
     problem = try_kernel(shapes, dtype, device, block_size)
     if problem is None:
@@ -158,6 +162,7 @@ def try_kernel(
             try:
                 error = kernel_error(kv_heads, head_dim, dtype, device, block_size, window)
             except Exception as refusal:  # FA4's compiler has exceptions of its own
+                _log.exception("the paged attention kernel failed its trial")
                 return f"refused: {refusal}"
             if not error < TOLERANCE:
                 return f"is off by {error:.3f} (window {window})"
