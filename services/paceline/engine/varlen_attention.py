@@ -100,7 +100,7 @@ def attend_varlen(
 
     The kernel aligns a sequence's rows with the end of what is cached of it, and its window counts
     the positions before a row; ours counts the row too. One split: a row's bits do not depend on
-    its batch mates by way of splits (a kernel may still choose its tiles by the shapes of the pass).
+    its batch mates by way of splits (a kernel may still choose tiles by the shapes of the pass).
     """
     blocks = (-1, plan.block_size, *keys.shape[1:])
     output: torch.Tensor = varlen_attn(
