@@ -106,11 +106,16 @@ class ReplicaEngine:
         """End the ranks. Call it after the worker is closed."""
         if self._runner is None or self._ranks is None:
             return
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await asyncio.to_thread(self._runner.close)
                 await self._ranks.ended()
-        self._ranks.kill()
+        except TimeoutError:
+            pass
+        except Exception:  # a rank is gone already, so it cannot be told
+            logger.exception("the ranks could not be asked to end")
+        finally:
+            self._ranks.kill()
 
 
 class Ranks:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
+from paceline.config import GatewayConfig
 from paceline.engine.base import EngineBroken, EngineInfo, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
 from paceline.engine.worker import EngineWorker
 from paceline.errors import RequestError
+from paceline.gateway.openai import CompletionBody
+from paceline.gateway.plan import Endpoint
+from paceline.gateway.service import GatewayService
+from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.target.driver import TargetDriver
 from tests.rpc import fleet
@@ -56,9 +61,12 @@ class Failing(ToyEngine):
 
 
 @asynccontextmanager
-async def failing(error: Exception, num_good: int) -> AsyncIterator[TargetDriver]:
+async def failing(error: Exception, num_good: int, **limits: int) -> AsyncIterator[TargetDriver]:
     engine = Failing(fleet.INFO, error, num_good)
-    async with TargetDriver(EngineWorker(engine), fleet.config(), "t", "t-boot") as driver:
+    settings = fleet.config()
+    limited = settings.target.model_copy(update=limits)
+    settings = settings.model_copy(update={"target": limited})
+    async with TargetDriver(EngineWorker(engine), settings, "t", "t-boot") as driver:
         yield driver
 
 
@@ -82,12 +90,17 @@ async def test_a_choice_that_is_aborted_is_silent_and_the_others_go_on() -> None
         wanted = choices("r", 3)
         got: list[RoundDelta] = []
         async for delta in target.generate(wanted):
-            if delta.choice == 0 and len(texts(got, 3)[1]) == 4:
-                target.abort("r", 1)
+            if delta.choice == 0 and len(texts(got, 3)[1]) == 4 and target.abort("r", 1):
                 assert not target.abort("r", 1), "it is gone"
+                assert target.scheduler.stats.num_aborted == 1
+                # It is not computed any more, while the others are.
+                await fleet.until(lambda: target.scheduler.num_running == 2, timeout_s=5.0)
             got.append(delta)
         first, second, third = alone(wanted)
         assert texts(got, 3) == [first, second[:4], third]
+        stats = target.scheduler.stats
+        assert (stats.num_aborted, stats.num_finished) == (1, 2)
+        assert stats.num_committed_tokens < 3 * 64
         assert not target.abort("r", 0), "the request is over"
         await fleet.until_free(target)
 
@@ -155,19 +168,98 @@ async def test_a_cache_for_two_serves_eight() -> None:
 
 
 async def test_a_broken_engine_ends_the_target() -> None:
-    async with failing(EngineBroken("rank 1 died"), num_good=5) as target:
-        wanted = [choices("a", 2), choices("b", 1)]
+    """Whoever was in the pass may have broken it; who waited for a place has not."""
+    error = EngineBroken("rank 1 died")
+    async with asyncio.timeout(10), failing(error, 5, max_num_seqs=3) as target:
+        wanted = [choices("a", 2), choices("b", 1), choices("waits", 2)]
         got = await asyncio.gather(
             *(fleet.collect(target, one) for one in wanted), return_exceptions=True
         )
         with pytest.raises(RequestError) as caught:
-            await fleet.collect(target, choices("c", 1))
-        for error in (*got, caught.value):
-            assert isinstance(error, RequestError)
-            assert (error.code, error.status, error.retry_after_s) == ("target_lost", 503, 1)
-            assert str(error) == "this target has stopped; try again"
+            await fleet.collect(target, choices("late", 1))
+        errors = [*got, caught.value]
+        assert all(isinstance(e, RequestError) for e in errors)
+        assert [e.code for e in errors] == ["engine_broken"] * 2 + ["target_lost"] * 2
+        assert {(e.status, e.retry_after_s) for e in errors} == {(503, 1)}
+        assert str(errors[0]).startswith("the model failed under this request's batch")
+        assert str(errors[2]) == "this target has stopped; try again"
         with pytest.raises(RuntimeError, match="rank 1 died"):
             target.check_health()
+
+
+class Poisoned(ToyEngine):
+    """Breaks under token 13."""
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        if any(13 in item.token_ids for item in items):
+            raise EngineBroken("out of memory on a rank")
+        return super().step(items)
+
+
+class Stream:
+    def __init__(self, rounds: AsyncIterator[RoundDelta]) -> None:
+        self._rounds = rounds
+
+    def __aiter__(self) -> AsyncIterator[RoundDelta]:
+        return self._rounds
+
+    def cancel(self) -> None:
+        """A target that has stopped has nothing to cancel."""
+
+
+class Targets:
+    """Asks the first driver whose loop still runs, as Serve drops a replica that has failed."""
+
+    def __init__(self, drivers: list[TargetDriver]) -> None:
+        self._drivers = drivers
+
+    def live(self) -> list[bool]:
+        return [driver._loop.is_running for driver in self._drivers]
+
+    def generate(self, request: GenerateRequest) -> Stream:
+        return Stream(self._drivers[self.live().index(True)].generate(request))
+
+    async def abort(self, request_id: str, choice: int | None = None) -> None:
+        for driver in self._drivers:
+            driver.abort(request_id, choice)
+
+    async def ready(self) -> bool:
+        return any(self.live())
+
+
+async def test_a_request_that_breaks_every_engine_costs_two_targets() -> None:
+    async with asyncio.timeout(20), AsyncExitStack() as stack:
+        drivers = [
+            await stack.enter_async_context(
+                TargetDriver(EngineWorker(Poisoned(fleet.INFO)), fleet.config(), f"t{i}", f"b{i}")
+            )
+            for i in range(4)
+        ]
+        targets = Targets(drivers)
+        gateway = GatewayService(
+            GatewayConfig(max_retries=10),
+            ToyTokenizer(),
+            targets,
+            fleet.INFO.max_model_len,
+            clock=lambda: 0.0,
+            random_hex=lambda: "x",
+            random_seed=lambda: 1,
+        )
+        body = CompletionBody(model="toy", prompt=[1, 13, 2], max_tokens=4)
+        plan = await gateway.plan(Endpoint.COMPLETIONS, body)
+        with pytest.raises(RequestError) as caught:
+            _ = [item async for item in gateway.rounds(plan, gateway.answer(plan))]
+        assert caught.value.code == "engine_broken"
+        await gateway.drain()
+        assert targets.live() == [False, False, True, True]
+
+
+async def test_one_choice_in_the_pass_is_enough() -> None:
+    """The others of the request wait: it was in the pass all the same."""
+    async with asyncio.timeout(10), failing(EngineBroken("x"), 1, max_num_seqs=1) as target:
+        with pytest.raises(RequestError) as caught:
+            await fleet.collect(target, choices("a", 3))
+        assert caught.value.code == "engine_broken"
 
 
 async def test_an_ordinary_failure_costs_its_batch_only() -> None:

@@ -27,19 +27,19 @@ class Service:
         return self._ask("Controller", "status")
 
     def draft_stats(self) -> dict[str, Any]:
-        return self._ask("DraftReplica", "stats")
+        return self._ask("DraftReplica", "stats", True)
 
     def target_stats(self) -> list[dict[str, Any]]:
         from ray import serve
 
         handle = serve.get_deployment_handle("TargetReplica", "paceline")
-        return list(handle.broadcast("stats").results(timeout_s=WAIT_S))
+        return list(handle.broadcast("stats", True).results(timeout_s=WAIT_S))
 
-    def _ask(self, deployment: str, method: str) -> Any:
+    def _ask(self, deployment: str, method: str, *args: Any) -> Any:
         from ray import serve
 
         handle = serve.get_deployment_handle(deployment, "paceline")
-        return getattr(handle, method).remote().result(timeout_s=WAIT_S)
+        return getattr(handle, method).remote(*args).result(timeout_s=WAIT_S)
 
     def complete(self, **body: Any) -> dict[str, Any]:
         body = {"model": self.model, "prompt": "hello there", "max_tokens": 32, **body}

@@ -1,5 +1,6 @@
 """DraftReplica: a `DraftDriver` inside a Serve replica; dials the targets it is assigned."""
 
+import contextlib
 import dataclasses
 import os
 import uuid
@@ -25,19 +26,23 @@ class DraftReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         self._replica_id = serve.get_replica_context().replica_tag
         self._boot_id = boot_id
         self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
+        self._parts.push_async_callback(self._engine.stop)
         self._driver = DraftDriver(
             self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id
         )
         await self._driver.start()
+        self._parts.push_async_callback(self._driver.stop)
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
             lambda: self._goodbye(controller),
         )
+        self._parts.push_async_callback(self._heartbeats.stop)
         self._heartbeats.start()
 
     async def _report(self, controller: DeploymentHandle) -> None:
@@ -56,8 +61,8 @@ class DraftReplica:
     async def _goodbye(self, controller: DeploymentHandle) -> None:
         await controller.goodbye.remote(self._replica_id)
 
-    async def stats(self) -> dict[str, Any]:
-        """Counters and current sizes of this replica."""
+    async def stats(self, check: bool = False) -> dict[str, Any]:
+        """Counters and current sizes of this replica; `check` verifies the KV bookkeeping, too."""
         table = self._driver.table
         info = self._driver.worker.info
         return {
@@ -67,7 +72,8 @@ class DraftReplica:
             "num_sessions": len(table),
             "connected": self._driver.connected,
             "table": dataclasses.asdict(table.stats),
-            "num_engine_blocks_used": info.num_blocks - await self._driver.worker.free_blocks(),
+            "num_engine_blocks_used": info.num_blocks
+            - await self._driver.worker.free_blocks(check=check),
         }
 
     async def check_health(self) -> None:
@@ -75,6 +81,4 @@ class DraftReplica:
         self._driver.check_health()
 
     async def __del__(self) -> None:
-        await self._heartbeats.stop()
-        await self._driver.stop()
-        await self._engine.stop()
+        await self._parts.aclose()

@@ -2,7 +2,8 @@
 
 Owns every generation that it starts: whatever ends it (text, stop string, client, deadline,
 error), the target's stream is closed, and the target is told when it could not know by itself.
-A target that is lost before it sent anything is replaced by another try, under another name.
+A target that is lost before it sent anything is replaced by another try, under another name: but
+no request may be in the pass that breaks a target more than twice.
 Knows no request body's fields, no route and no Ray.
 """
 
@@ -31,6 +32,10 @@ ABORT_TIMEOUT_S = 5.0
 # most often another replica is there.
 RETRY_PAUSES_S = (0.1, 0.3, 1.0)
 TARGET_LOST = "target_lost"
+# The request was in the pass that broke its target's engine. Most often something else did it (a
+# rank died), but a request that breaks whatever computes it must not go from target to target.
+ENGINE_BROKEN = "engine_broken"
+MAX_ENGINE_BROKEN_RETRIES = 1
 
 
 class TargetStream(Protocol):
@@ -130,9 +135,11 @@ class GatewayService:
 
         The last round is followed up to the end of the target's stream, so that the target has
         let go of the sequences when this ends. A target that is lost before its first round is
-        tried again up to `max_retries` times: seed and tokens are the same, so is the text.
+        tried again up to `max_retries` times: seed and tokens are the same, so is the text. Of
+        these tries at most MAX_ENGINE_BROKEN_RETRIES follow a target that broke under it.
         """
         request = plan.request
+        num_broken = 0
         for num_retries in range(1, self.config.max_retries + 2):
             try:
                 async with aclosing(self._rounds_of(request, answer)) as rounds:
@@ -140,10 +147,12 @@ class GatewayService:
                         yield item
                 return
             except RequestError as error:
+                num_broken += error.code == ENGINE_BROKEN
                 is_last = answer.has_begun or num_retries > self.config.max_retries
-                if error.code != TARGET_LOST or is_last:
+                is_last |= num_broken > MAX_ENGINE_BROKEN_RETRIES
+                if error.code not in (TARGET_LOST, ENGINE_BROKEN) or is_last:
                     raise
-                logger.warning("request %s: target lost, try again", request.request_id)
+                logger.warning("request %s: %s, try again", request.request_id, error.code)
             if num_retries > 1:
                 await self._sleep(RETRY_PAUSES_S[min(num_retries, len(RETRY_PAUSES_S) + 1) - 2])
             # Under its own name the abort of the lost try, which may still be on its way to the

@@ -54,6 +54,8 @@ class _ServeStream:
     async def __aiter__(self) -> AsyncIterator[RoundDelta]:
         try:
             async for delta in self._response:
+                if isinstance(delta, RequestError):
+                    raise delta
                 yield delta
         except (RayError, RayServeException) as error:
             raise translate(error) from error

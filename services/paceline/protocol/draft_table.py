@@ -171,6 +171,9 @@ class DraftTable:
 
     def _verdict(self, link_id: int, message: Verdict, now_us: int) -> list[DraftMessage]:
         key = (link_id, message.session_id)
+        if key not in self._entries:
+            # Whatever became of it here, the target still counts on it: say so.
+            return [CloseSession(message.session_id, message.epoch, CloseReason.UNKNOWN)]
         entry = self._touch(key, message.epoch, now_us)
         if entry is None:
             return []

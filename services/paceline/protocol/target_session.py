@@ -87,7 +87,10 @@ class Step:
 
 
 class TargetSession:
-    """One sequence. `max_tokens` >= 1 counts output; `max_len` bounds prompt + output."""
+    """One sequence. `max_tokens` >= 1 counts output; `max_len` bounds prompt + output.
+
+    `log`, if given, holds exactly the prompt and is taken over: hashing takes time.
+    """
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class TargetSession:
         max_len: int,
         stop_token_ids: frozenset[int] = frozenset(),
         max_draft_ahead: int = 16,
+        log: TokenLog | None = None,
     ) -> None:
         if not prompt_token_ids:
             raise LocalProtocolError("a sequence needs at least one prompt token")
@@ -112,7 +116,7 @@ class TargetSession:
         self.end_len = min(self.prompt_len + max_tokens, max_len)
         self.stop_token_ids = stop_token_ids
         self.max_draft_ahead = max_draft_ahead
-        self.log = TokenLog(prompt_token_ids)
+        self.log = TokenLog(prompt_token_ids) if log is None else log
         # Invariant: prompt_len <= committed_len <= len(log) <= granted_limit or committed_len.
         self.committed_len = self.prompt_len
         self.link = LinkState.LOST
@@ -154,6 +158,11 @@ class TargetSession:
     def is_attached(self) -> bool:
         """Whether a draft is told about commits (it may not have answered yet)."""
         return self.link in (LinkState.OPENING, LinkState.STREAMING)
+
+    @property
+    def has_draft_room(self) -> bool:
+        """Whether the draft's own context reaches beyond the committed tokens."""
+        return self.committed_len < self._draft_max_len
 
     @property
     def is_flushed(self) -> bool:

@@ -47,8 +47,24 @@ class TokenLog:
         self._token_ids.append(token_id)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            self.append(token_id)
+        """As `append` for each of them, several times faster: prompts are long."""
+        added = list(token_ids)
+        mask, multiplier = _MASK, _MULTIPLIER
+        value = self._hashes[-1]
+        hashes = []
+        for token_id in added:
+            value = ((value ^ (token_id + 1)) * multiplier) & mask
+            value ^= value >> 29
+            hashes.append(value)
+        self._hashes.extend(hashes)
+        self._token_ids += added
+
+    def copy(self) -> TokenLog:
+        """Another log with the same tokens, without hashing them again."""
+        twin = TokenLog()
+        twin._token_ids = self._token_ids[:]
+        twin._hashes = self._hashes[:]
+        return twin
 
     def truncate(self, length: int) -> None:
         del self._token_ids[length:]

@@ -1,5 +1,6 @@
 """TargetReplica: a `TargetDriver` inside a Serve replica, reporting to the Controller."""
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -13,6 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
+from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.rank_actors import load_replica_engine
 from paceline.target.driver import TargetDriver
@@ -29,11 +31,14 @@ class TargetReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
         self._engine = await load_replica_engine(config.target.model)
+        self._parts.push_async_callback(self._engine.stop)
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
         await self._driver.start()
+        self._parts.push_async_callback(self._driver.stop)
         self._replica_id, self._boot_id = replica_id, boot_id
         self._host = config.target.host
         self._heartbeats = HeartbeatLoop(
@@ -41,6 +46,7 @@ class TargetReplica:
             lambda: self._report(controller),
             lambda: self._goodbye(controller),
         )
+        self._parts.push_async_callback(self._heartbeats.stop)
         self._heartbeats.start()
         logger.info("target %s serves drafts at %s", replica_id, self.address)
 
@@ -66,10 +72,15 @@ class TargetReplica:
             }
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
-        """One item per round."""
-        async for delta in self._driver.generate(request):
-            yield delta
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta | RequestError]:
+        """One item per round. A refusal is an item, too: Serve logs a traceback for what is
+        raised here, and any client could fill the log with those."""
+        try:
+            async for delta in self._driver.generate(request):
+                yield delta
+        except RequestError as refusal:
+            logger.info("request %s: %s", request.request_id, refusal.code)
+            yield refusal
 
     async def abort(self, request_id: str, choice: int | None = None) -> bool:
         return self._driver.abort(request_id, choice)
@@ -82,8 +93,8 @@ class TargetReplica:
     async def _goodbye(self, controller: DeploymentHandle) -> None:
         await controller.goodbye.remote(self._replica_id)
 
-    async def stats(self) -> dict[str, Any]:
-        """Counters and current sizes of this replica."""
+    async def stats(self, check: bool = False) -> dict[str, Any]:
+        """Counters and current sizes of this replica; `check` verifies the KV bookkeeping, too."""
         scheduler = self._driver.scheduler
         return {
             "replica_id": self._replica_id,
@@ -96,7 +107,7 @@ class TargetReplica:
             "num_waiting": scheduler.num_waiting,
             "num_reserved_blocks": scheduler.info.num_blocks - scheduler.num_free_blocks,
             "num_engine_blocks_used": scheduler.info.num_blocks
-            - await self._driver.worker.free_blocks(),
+            - await self._driver.worker.free_blocks(check=check),
         }
 
     async def check_health(self) -> None:
@@ -104,6 +115,4 @@ class TargetReplica:
         self._driver.check_health()
 
     async def __del__(self) -> None:
-        await self._heartbeats.stop()
-        await self._driver.stop()
-        await self._engine.stop()
+        await self._parts.aclose()

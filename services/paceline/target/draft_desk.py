@@ -126,7 +126,14 @@ class DraftDesk:
         sequence.last_draft_id = None
 
     def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
-        self.pool.send(sequence.draft_id, verdict, grants=True)
+        """Tell the draft, unless the text has outgrown its context: then it has nothing more to
+        give, and its place and KV blocks are for others."""
+        if sequence.session.has_draft_room:
+            self.pool.send(sequence.draft_id, verdict, grants=True)
+            return
+        self.counts["outgrown"] += 1
+        self._part(sequence, CloseReason.REPLACED)
+        self._lose(sequence, LinkEvent.PEER_LOST)
 
     # -- messages ---------------------------------------------------------------------------
 

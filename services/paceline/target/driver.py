@@ -27,6 +27,9 @@ logger = logging.getLogger("ray.serve")
 
 _DOWN = "this target has stopped; try again"
 _ENGINE_FAILED = "the model failed on this request's batch; nothing more was generated"
+_ENGINE_BROKEN = (
+    "the model failed under this request's batch, and this target has stopped; try again"
+)
 
 
 @dataclass(slots=True)
@@ -95,7 +98,11 @@ class TargetDriver:
     # -- requests ---------------------------------------------------------------------------
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
-        """One delta per round of each choice; closing the iterator early aborts what is left."""
+        """One delta per round of each choice; closing the iterator early aborts what is left.
+
+        When the target stops, its requests end in a 503: `engine_broken` if they were in the
+        pass that broke the engine and so may be the cause, else `target_lost`.
+        """
         if request.request_id in self._requests:
             raise RequestError("a request with this id is in progress", "request_id")
         if not self._loop.is_running:
@@ -183,14 +190,15 @@ class TargetDriver:
             # Nothing was changed: the next turn plans again, with less.
             if not self.scheduler.make_room(plan):
                 logger.exception("the cache cannot hold a lone sequence")
-                self._fail_pass(plan)
+                self._fail_pass(plan, _engine_error())
             return
         except EngineBroken:
+            self._fail_pass(plan, _engine_broken())
             raise  # ends the pass loop, so that this replica is replaced
         except Exception:
             # One bad batch must not end the replica: its requests fail, the others go on.
             logger.exception("a pass over %d sequences failed", len(plan.entries))
-            self._fail_pass(plan)
+            self._fail_pass(plan, _engine_error())
             return
         times = PassTimes(done.started_us, done.ended_us)
         deltas = self.scheduler.end_pass(plan, done.results, times, done.num_free_blocks)
@@ -200,11 +208,11 @@ class TargetDriver:
                 answers.queue.put_nowait(delta)
         self._flush()
 
-    def _fail_pass(self, plan: PassPlan) -> None:
+    def _fail_pass(self, plan: PassPlan, error: RequestError) -> None:
         for session_id in self.scheduler.fail_pass(plan):
             answers = self._answers.get(session_id)
             if answers is not None:
-                self._fail(answers, RequestError(_ENGINE_FAILED, None, "engine_error", 500))
+                self._fail(answers, error)
 
     # -- drafts -----------------------------------------------------------------------------
 
@@ -243,6 +251,14 @@ class TargetDriver:
     @property
     def num_links(self) -> int:
         return len(self._streams)
+
+
+def _engine_error() -> RequestError:
+    return RequestError(_ENGINE_FAILED, None, "engine_error", 500)
+
+
+def _engine_broken() -> RequestError:
+    return RequestError(_ENGINE_BROKEN, None, "engine_broken", 503, 1)
 
 
 def _target_lost() -> RequestError:

@@ -13,6 +13,7 @@ from paceline.engine.base import EngineInfo
 from paceline.errors import ContextLengthError, RequestError
 from paceline.generation import GenerateRequest
 from paceline.protocol.target_session import TargetSession
+from paceline.protocol.token_log import TokenLog
 from paceline.sampling.params import MAX_STOP_TOKEN_IDS, SamplingParams, VerificationMode
 from paceline.target.sequence import Sequence
 
@@ -36,15 +37,24 @@ class Intake:
         self, request: GenerateRequest, first_session_id: int, now_us: int
     ) -> list[Sequence]:
         """Choice i has session id `first_session_id` + i."""
+        log = TokenLog(request.prompt_token_ids)  # milliseconds for a long prompt: once for all
         group: list[Sequence] = []
         for choice in range(request.n):
-            sequence = self._sequence(request, first_session_id + choice, choice)
+            own_log = log.copy() if group else log
+            sequence = self._sequence(request, first_session_id + choice, choice, own_log)
             sequence.ready_us = now_us
             if group:
                 sequence.leader = group[0]
-                sequence.num_shared_tokens = self._num_shared_tokens(request)
+                sequence.num_shared_tokens = self.num_shared_tokens(request)
             group.append(sequence)
         return group
+
+    def num_shared_tokens(self, request: GenerateRequest) -> int:
+        """Whole blocks of the prompt; its last token is computed by each choice for itself."""
+        if not self._target.model.enable_prefix_caching:
+            return 0
+        block_size = self._info.block_size
+        return (len(request.prompt_token_ids) - 1) // block_size * block_size
 
     # -- checks -----------------------------------------------------------------------------
 
@@ -82,7 +92,7 @@ class Intake:
             ("stop token ids", "stop_token_ids", request.stop_token_ids),
             ("logit bias ids", "logit_bias", [i for i, _ in request.sampling.logit_bias]),
         ):
-            if not all(0 <= token_id < vocab_size for token_id in token_ids):
+            if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
                 raise RequestError(f"{name} must be in [0, {vocab_size})", param)
         if len(self._stop_ids(request)) > MAX_STOP_TOKEN_IDS:
             raise RequestError(
@@ -111,7 +121,9 @@ class Intake:
 
     # -- sequences --------------------------------------------------------------------------
 
-    def _sequence(self, request: GenerateRequest, session_id: int, choice: int) -> Sequence:
+    def _sequence(
+        self, request: GenerateRequest, session_id: int, choice: int, log: TokenLog
+    ) -> Sequence:
         max_draft = self._max_draft(request)
         session = TargetSession(
             session_id,
@@ -122,6 +134,7 @@ class Intake:
             max_len=self._info.max_model_len,
             stop_token_ids=frozenset(self._stop_ids(request)),
             max_draft_ahead=self._max_draft_ahead(max_draft),
+            log=log,
         )
         return Sequence(session, request, max_draft, choice)
 
@@ -153,10 +166,3 @@ class Intake:
         A proposal further ahead is a longer bet that no pass can use any sooner.
         """
         return min(self._speculation.max_draft_ahead, 2 * max_draft + 1)
-
-    def _num_shared_tokens(self, request: GenerateRequest) -> int:
-        """Whole blocks of the prompt; its last token is computed by each choice for itself."""
-        if not self._target.model.enable_prefix_caching:
-            return 0
-        block_size = self._info.block_size
-        return (len(request.prompt_token_ids) - 1) // block_size * block_size

@@ -13,7 +13,7 @@ from collections import deque
 
 from paceline.config import TargetConfig
 from paceline.engine.base import EngineInfo
-from paceline.errors import OverloadedError
+from paceline.errors import OverloadedError, RequestError
 from paceline.protocol.link import LinkState
 from paceline.target.sequence import Sequence
 
@@ -26,7 +26,7 @@ class Roster:
         self._block_size = info.block_size
         # Kept free when a sequence starts, for what those that run will write.
         self._watermark = int(config.kv_watermark * info.num_blocks)
-        self._free_blocks = info.num_blocks
+        self._num_blocks = self._free_blocks = info.num_blocks
         self._released: list[int] = []
         self.sequences: dict[int, Sequence] = {}
         self.running: list[int] = []
@@ -91,41 +91,55 @@ class Roster:
         """Waiting sequences that have never run: those that `target.max_queued_seqs` counts."""
         return sum(not self.sequences[i].num_preemptions for i in self.waiting)
 
-    def enqueue(self, group: list[Sequence]) -> None:
-        """Let the sequences of one request wait for their turn, all of them or none.
+    def check_room(self, prompt_len: int, num_shared_tokens: int, n: int) -> None:
+        """Whether the n choices of a new request may come in, all of them: by numbers alone, so
+        that a refusal costs next to nothing.
 
-        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait.
+        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait, and
+        `RequestError` when that would be so even if nobody else were here.
         """
-        num_waiting = self.num_queued + len(group) - self._num_startable(group)
-        if num_waiting > self._config.max_queued_seqs:
+        needed = self._blocks(prompt_len)
+        missing = [needed] + [needed - num_shared_tokens // self._block_size] * (n - 1)
+        max_queued = self._config.max_queued_seqs
+        at_best = self._num_startable(missing, 0, self._num_blocks)
+        if n - at_best > max_queued:
+            raise RequestError(
+                f"n must be at most {at_best + max_queued} for this prompt: the KV cache lets"
+                f" {at_best} start at once and {max_queued} may queue (target.max_queued_seqs)",
+                "n",
+            )
+        num_startable = 0
+        if not self.waiting:  # else those come first
+            num_startable = self._num_startable(missing, len(self.running), self.num_free_blocks)
+        if self.num_queued + n - num_startable > max_queued:
             raise OverloadedError(
                 f"{self.num_queued} sequences are queued (target.max_queued_seqs)",
                 None,
                 "queue_full",
                 retry_after_s=1,
             )
+
+    def enqueue(self, group: list[Sequence]) -> None:
+        """Let the sequences of one request, for which there is room, wait for their turn."""
         for sequence in group:
             session_id = sequence.session.session_id
             self.sequences[session_id] = sequence
             self.waiting.append(session_id)
 
-    def _num_startable(self, group: list[Sequence]) -> int:
-        """How many of these new sequences would start at once; those that wait come first."""
-        if self.waiting:
-            return 0
-        free, num_running = self.num_free_blocks, len(self.running)
-        for count, sequence in enumerate(group):
-            if not self._may_start(sequence, num_running + count, free):
+    def _num_startable(self, missing: list[int], num_running: int, free: int) -> int:
+        """How many new sequences would start at once, which need so many blocks each."""
+        for count, missing_blocks in enumerate(missing):
+            if not self._may_start(missing_blocks, num_running + count, free):
                 return count
-            free -= self._missing_blocks(sequence)
-        return len(group)
+            free -= missing_blocks
+        return len(missing)
 
-    def _may_start(self, sequence: Sequence, num_running: int, free: int) -> bool:
+    def _may_start(self, missing_blocks: int, num_running: int, free: int) -> bool:
         if num_running == 0:
             return True  # alone it fits, or it had been refused
         if num_running >= self._config.max_num_seqs:
             return False
-        return self._missing_blocks(sequence) <= free - self._watermark
+        return missing_blocks <= free - self._watermark
 
     def admit(self) -> list[Sequence]:
         """Start what may start, first come first served; returns it."""
@@ -135,9 +149,10 @@ class Roster:
         free = self.num_free_blocks
         while self.waiting:
             sequence = self.sequences[self.waiting[0]]
-            if not self._may_start(sequence, len(self.running), free):
+            missing_blocks = self._missing_blocks(sequence)
+            if not self._may_start(missing_blocks, len(self.running), free):
                 break
-            free -= self._missing_blocks(sequence)
+            free -= missing_blocks
             self.running.append(self.waiting.popleft())
             sequence.is_running = True
             admitted.append(sequence)

@@ -90,6 +90,9 @@ class Scheduler:
         `OverloadedError` when `target.max_queued_seqs` wait already. Nothing was started then.
         """
         self._intake.check(request)
+        num_shared_tokens = self._intake.num_shared_tokens(request)
+        # Before anything is built: that takes milliseconds for a long prompt.
+        self._roster.check_room(len(request.prompt_token_ids), num_shared_tokens, request.n)
         group = self._intake.sequences(request, self._next_session_id, now_us)
         self._roster.enqueue(group)
         self._next_session_id += len(group)
@@ -174,18 +177,27 @@ class Scheduler:
     def _decode_entries(
         self, decoding: Seq[Sequence], missing: Seq[Sequence]
     ) -> tuple[list[PassEntry], int]:
-        """One row for every sequence that can decode, its proposals while rows and blocks last."""
+        """One row for every sequence that can decode, its proposals while rows and blocks last.
+
+        Scarce rows are shared evenly, the odd ones in turn: who came first has no more claim.
+        """
         rows_left = self.config.max_rows_per_pass - len(decoding)
         draft_rows = 0 if self._is_short else rows_left - _prefill_share(missing, rows_left)
         free_blocks = self._roster.num_free_blocks
-        entries = []
-        for sequence in decoding:
+        drafts: dict[int, tuple[int, ...]] = {}
+        first = self.stats.num_passes % max(1, len(decoding))
+        for num_served, sequence in enumerate((*decoding[first:], *decoding[:first])):
+            share = -(-draft_rows // (len(decoding) - num_served))
             room = self._roster.room(sequence, free_blocks)
-            draft = sequence.session.begin_verify(min(sequence.max_draft, draft_rows, room))
+            draft = sequence.session.begin_verify(min(sequence.max_draft, share, room))
+            drafts[sequence.session.session_id] = draft
             free_blocks -= self._roster.num_new_blocks(sequence, len(draft))
             draft_rows -= len(draft)
             rows_left -= len(draft)
-            entries.append(self._entry(sequence, sequence.session.committed_len - 1, None, draft))
+        entries = [
+            self._entry(s, s.session.committed_len - 1, None, drafts[s.session.session_id])
+            for s in decoding
+        ]
         return entries, rows_left
 
     def _prefill_entries(self, missing: Seq[Sequence], rows_left: int) -> list[PassEntry]:

@@ -20,8 +20,14 @@ def lost() -> RequestError:
     return RequestError("The target was lost; try again.", None, "target_lost", 503, 1)
 
 
+def broken() -> RequestError:
+    return RequestError("The model failed under it.", None, "engine_broken", 503, 1)
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("failures", [[[lost()]], [[]], [[lost()], []]])
+@pytest.mark.parametrize(
+    "failures", [[[lost()]], [[]], [[lost()], []], [[broken()]], [[broken()], [lost()]]]
+)
 async def test_another_target_answers(
     stream: bool, failures: list[Any], harness: Any, round_of: RoundOf
 ) -> None:
@@ -68,6 +74,33 @@ async def test_tries_end(max_retries: int, pauses: list[float], make_harness: An
 
 
 @pytest.mark.parametrize(
+    ("failures", "num_tries"),
+    [([], 2), ([[lost()]], 3), ([[lost()], [lost()]], 4), ([[broken()], [lost()]], 3)],
+)
+async def test_no_more_than_two_targets_break_under_it(
+    failures: list[Any], num_tries: int, make_harness: Any
+) -> None:
+    """Who was merely on a target that is lost cannot have broken it: those tries do not count."""
+    harness = make_harness(max_retries=5)
+    harness.targets.first_scripts = list(failures)
+    harness.targets.script = [broken()]
+    answer = await harness.complete()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "engine_broken"
+    assert len(harness.targets.requests) == num_tries
+    assert await harness.is_idle()
+    assert len(harness.targets.aborts) == num_tries
+
+
+async def test_a_broken_target_counts_as_a_lost_one_too(make_harness: Any) -> None:
+    harness = make_harness(max_retries=1)
+    harness.targets.first_scripts = [[broken()]]
+    harness.targets.script = [lost()]
+    assert (await harness.complete()).json()["error"]["code"] == "target_lost"
+    assert len(harness.targets.requests) == 2
+
+
+@pytest.mark.parametrize(
     "error",
     [
         OverloadedError("full", None, "overloaded", 429, 3),
@@ -86,11 +119,12 @@ async def test_other_errors_are_not_tried_again(error: Exception, harness: Any) 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("text", ["ab", ""])
+@pytest.mark.parametrize("error", [lost, broken])
 async def test_never_after_something_came(
-    n: int, text: str, harness: Any, round_of: RoundOf
+    n: int, text: str, error: Callable[[], RequestError], harness: Any, round_of: RoundOf
 ) -> None:
     """Not even after a round that shows nothing, and whichever choice it was for."""
-    harness.targets.script = [round_of(text, choice=n - 1), lost()]
+    harness.targets.script = [round_of(text, choice=n - 1), error()]
     assert (await harness.complete(n=n)).status_code == 503
     assert len(harness.targets.requests) == 1
 

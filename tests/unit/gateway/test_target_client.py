@@ -32,8 +32,11 @@ def raised_there(cause: Exception) -> RayTaskError:
 class FakeHandle:
     """The parts of a DeploymentHandle that the client uses."""
 
-    def __init__(self, failure: Exception | None = None) -> None:
+    def __init__(
+        self, failure: Exception | None = None, refusal: RequestError | None = None
+    ) -> None:
         self.failure = failure
+        self.refusal = refusal
         self.calls: list[Any] = []
         self.num_cancels = 0
 
@@ -65,8 +68,10 @@ class FakeHandle:
     def cancel(self) -> None:
         self.num_cancels += 1
 
-    async def __aiter__(self) -> AsyncIterator[RoundDelta]:
+    async def __aiter__(self) -> AsyncIterator[RoundDelta | RequestError]:
         yield ROUND
+        if self.refusal:
+            yield self.refusal
         if self.failure:
             raise self.failure
 
@@ -114,6 +119,15 @@ async def test_stream() -> None:
     assert handle.calls == [{"stream": True}, (REQUEST,)]
     stream.cancel()
     assert handle.num_cancels == 1
+
+
+async def test_a_refusal_is_an_item_of_the_stream() -> None:
+    refusal = OverloadedError("full", None, "queue_full", 429, 1)
+    rounds = aiter(ServeTargetClient(FakeHandle(refusal=refusal)).generate(REQUEST))
+    assert await anext(rounds) == ROUND
+    with pytest.raises(OverloadedError) as caught:
+        await anext(rounds)
+    assert caught.value is refusal
 
 
 async def test_abort_goes_to_every_replica_and_never_raises() -> None:

@@ -166,10 +166,17 @@ class TestMessages:
         table.end_pass(items, [WorkResult(51), WorkResult(52)], 3)
         assert len(table.session((1, 8)).log) == 4
 
-    @pytest.mark.parametrize(("link_id", "epoch"), [(2, 1), (1, 0), (1, 2)])
-    def test_verdict_for_nobody(self, link_id, epoch):
+    @pytest.mark.parametrize("epoch", [0, 2])
+    def test_verdict_of_another_epoch(self, epoch):
         table = filled((1, 7))
-        assert table.receive(link_id, verdict(3, 60, epoch=epoch), 0) == []
+        assert table.receive(1, verdict(3, 60, epoch=epoch), 0) == []
+        assert table.session((1, 7)).committed_len == 3
+
+    def test_verdict_for_nobody_is_answered(self):
+        """Else a target whose close was lost would count on this draft to the text's end."""
+        table = filled((1, 7))
+        answers = table.receive(2, verdict(3, 60, epoch=1), 0)
+        assert answers == [CloseSession(7, 1, CloseReason.UNKNOWN)]
         assert table.session((1, 7)).committed_len == 3
 
     def test_nack(self):
@@ -287,6 +294,15 @@ class TestPasses:
         items = table.begin_pass(10)
         assert [(i.key[1], i.work.num_rows) for i in items] == [(7, 1), (5, 9)]
         assert [len(i.work.token_ids) for i in items] == [1, 40]
+
+    def test_a_prompt_that_came_first_stops_no_decode(self):
+        table = make()
+        table.receive(1, opening(5, prompt=(1,) * 40, limit=60), 0)
+        table.receive(1, opening(7), 0)
+        items = table.begin_pass(10)
+        table.end_pass(items, [WorkResult(50), WorkResult(None, 7)], 0)
+        items = table.begin_pass(5)
+        assert [(i.key[1], i.work.num_rows) for i in items] == [(7, 1), (5, 4)]
 
     def test_rows_are_bounded(self):
         table = filled((1, 1), (1, 2), (1, 3))

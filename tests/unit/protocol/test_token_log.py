@@ -57,6 +57,23 @@ def test_extend_append_and_constructor_agree(tokens):
         check(log, tokens)
 
 
+@given(TOKENS, TOKENS, TOKENS)
+def test_a_copy_has_a_life_of_its_own(tokens, mine, theirs):
+    log = TokenLog(tokens)
+    twin = log.copy()
+    log.extend(mine)
+    twin.set_tokens(0, tuple(theirs))
+    check(log, tokens + mine)
+    check(twin, theirs + tokens[len(theirs) :] if theirs == tokens[: len(theirs)] else theirs)
+
+
+def test_a_bad_token_changes_nothing():
+    log = TokenLog((5, 6))
+    with pytest.raises(TypeError):
+        log.extend([7, None])
+    check(log, [5, 6])
+
+
 @given(TOKENS, st.integers(0, 12))
 def test_truncate(tokens, length):
     log = TokenLog(tokens)

@@ -67,13 +67,13 @@ class Rig:
 
     # -- drafts -----------------------------------------------------------------------------
 
-    def hello(self, link_id, *, modes=SUPPORTED_MODES, max_sessions=64):
+    def hello(self, link_id, *, modes=SUPPORTED_MODES, max_sessions=64, max_len=512):
         name = f"draft-{link_id}"
-        return Hello(1, "boot", name, "toy", self.info.vocab_size, "", 512, max_sessions, modes)
+        return Hello(1, "boot", name, "toy", self.info.vocab_size, "", max_len, max_sessions, modes)
 
     def add_draft(self, link_id, *, error_rate=0.0, max_len=512, hello_sessions=64, **table):
         self.drafts[link_id] = ToyDraft(error_rate, max_len, **table)
-        self.desk.attach(link_id, self.hello(link_id, max_sessions=hello_sessions))
+        self.desk.attach(link_id, self.hello(link_id, max_sessions=hello_sessions, max_len=max_len))
         return self.drafts[link_id]
 
     def lose_draft(self, link_id):

@@ -5,6 +5,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import OverloadedError, RequestError
+from paceline.protocol import target_session
+from paceline.protocol.token_log import TokenLog
+from paceline.target import intake
 
 PROMPT = tuple(range(1, 41))  # 2 blocks of 16 to share, 8 tokens for each
 
@@ -58,6 +61,47 @@ class TestTexts:
             entries = [e for d in rig.deltas[session_id] for e in d.logprobs]
             assert [e.token_id for e in entries] == rig.out[session_id]
             assert not any(e.top for e in entries)
+
+
+class CountedLog(TokenLog):
+    """Counts the tokens that are hashed."""
+
+    num_hashed = 0
+
+    def extend(self, token_ids):
+        token_ids = list(token_ids)
+        CountedLog.num_hashed += len(token_ids)
+        super().extend(token_ids)
+
+
+@pytest.fixture
+def counted_log(monkeypatch):
+    """In the place of `TokenLog`, wherever a request's prompt could be hashed."""
+    monkeypatch.setattr(CountedLog, "num_hashed", 0)
+    monkeypatch.setattr(intake, "TokenLog", CountedLog)
+    monkeypatch.setattr(target_session, "TokenLog", CountedLog)
+    return CountedLog
+
+
+class TestHashing:
+    """It takes milliseconds of the event loop for a long prompt."""
+
+    def test_once_for_all_choices(self, make_rig, counted_log):
+        rig = make_rig()
+        ids = ask(rig, 4)
+        assert counted_log.num_hashed == len(PROMPT)
+        logs = [rig.scheduler._sequences[i].session.log for i in ids]
+        assert [log.slice(0) for log in logs] == [PROMPT] * 4
+        assert len({id(log) for log in logs}) == 4
+
+    @pytest.mark.parametrize(("n", "error"), [(2, OverloadedError), (3, RequestError)])
+    def test_never_for_who_is_refused(self, make_rig, counted_log, n, error):
+        rig = make_rig(target={"max_num_seqs": 2, "max_queued_seqs": 0})
+        rig.add((1,), 5)
+        counted_log.num_hashed = 0
+        with pytest.raises(error):
+            ask(rig, n)
+        assert counted_log.num_hashed == 0
 
 
 class TestSharedPrompt:
@@ -168,6 +212,41 @@ class TestPlaces:
             ask(rig, n)
         assert (caught.value.status, caught.value.param) == (400, "n")
         rig.check_clean()
+
+    @pytest.mark.parametrize("is_cached", [True, False])
+    def test_more_than_the_cache_lets_in(self, make_rig, is_cached):
+        """10 blocks, 2 of them kept free: choice 0 takes 3 and each other 1, or 3 uncached."""
+        target = {"max_queued_seqs": 1, "kv_watermark": 0.2}
+        target["model"] = {"enable_prefix_caching": is_cached}
+        rig = make_rig(info=replace(make_rig().info, num_blocks=10), target=target)
+        num_startable = 6 if is_cached else 2
+        with pytest.raises(RequestError) as caught:
+            ask(rig, num_startable + 2)
+        assert (caught.value.status, caught.value.param) == (400, "n")
+        assert str(caught.value) == (
+            f"n must be at most {num_startable + 1} for this prompt: the KV cache lets"
+            f" {num_startable} start at once and 1 may queue (target.max_queued_seqs)"
+        )
+        rig.check_clean()
+        ids = ask(rig, num_startable + 1)
+        assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (num_startable, 1)
+        with pytest.raises(OverloadedError):  # later it may come in: not a 400
+            ask(rig, 2)
+        rig.run()
+        assert [rig.out[i] for i in ids] == [
+            rig.oracle(PROMPT, 20, seed=1, choice=c) for c in range(num_startable + 1)
+        ]
+        rig.check_clean()
+
+    def test_one_is_never_too_many(self, make_rig):
+        """Alone it may use what is kept free for others."""
+        info = replace(make_rig().info, num_blocks=4)
+        rig = make_rig(info=info, target={"max_queued_seqs": 0, "kv_watermark": 0.5})
+        with pytest.raises(RequestError, match="n must be at most 1 for this prompt"):
+            ask(rig, 2)
+        [session_id] = ask(rig, 1)
+        rig.run()
+        assert rig.out[session_id] == rig.oracle(PROMPT, 20, seed=1)
 
     def test_blocks_run_out(self, make_rig):
         """5 blocks: three texts of 4 blocks, of which they share 2."""

@@ -32,6 +32,11 @@ class TestRefused:
         answer = refused(make_rig(), stop_token_ids=(1, bad))
         assert answer == ("stop token ids must be in [0, 64)", "stop_token_ids")
 
+    @pytest.mark.parametrize("bad", [-1, 64, 2**40])
+    def test_prompt_ids(self, make_rig, bad):
+        answer = refused(make_rig(), prompt_token_ids=(1, bad, 2))
+        assert answer == ("prompt token ids must be in [0, 64)", "prompt")
+
     def test_logit_bias(self, make_rig):
         sampling = SamplingParams(logit_bias=((3, 1.0), (64, 1.0)))
         answer = refused(make_rig(), sampling=sampling)

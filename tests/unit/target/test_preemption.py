@@ -148,8 +148,8 @@ class TestProposalsGoFirst:
         rig.end(plan, results)
         assert rig.scheduler.stats.num_preemptions == 0
 
-    def test_first_come_first_served(self, make_rig):
-        """One block is free: the first sequence's proposals reach into it, the second's do not."""
+    def test_the_last_block_goes_by_turns(self, make_rig):
+        """One block is free: the proposals of the sequence whose turn it is reach into it."""
         rig = make_rig(info=replace(INFO, num_blocks=3))
         rig.add_draft(1)
         for prompt in (1, 2):
@@ -157,7 +157,8 @@ class TestProposalsGoFirst:
         rig.step()
         rig.draft(6)
         plan, results = rig.begin()
-        assert [len(e.draft_token_ids) for e in plan.entries] == [4, 2]
+        assert rig.scheduler.stats.num_passes == 1
+        assert [len(e.draft_token_ids) for e in plan.entries] == [2, 4]
         rig.end(plan, results)
         rig.run(6)
         assert [rig.out[i] for i in (1, 2)] == [rig.oracle((p,) * 13, 20) for p in (1, 2)]

@@ -108,6 +108,22 @@ class TestSameText:
         assert 0 < rig.scheduler.stats.num_draft_tokens <= 4
         rig.check_clean()
 
+    def test_a_text_that_outgrows_its_draft_gives_the_place_back(self, make_rig):
+        """A draft of 8 blocks whose contexts end at 64: two long texts must not pin it."""
+        rig = make_rig()
+        draft = rig.add_draft(1, max_len=64, num_blocks=8, block_size=16)
+        texts = [rig.add(tuple(range(50 + i)), 100) for i in range(2)]
+        while min(len(rig.out[t]) for t in texts) < 30:
+            rig.draft(2)
+            rig.step()
+        rig.deliver()
+        assert len(draft.table) == 0
+        assert rig.desk.counts["outgrown"] == 2
+        late = rig.add((5,) * 20, 20)
+        rig.run(4)
+        assert sum(d.num_accepted_tokens for d in rig.deltas[late]) > 10
+        rig.check_clean()
+
     def test_a_draft_that_joins_late(self, make_rig):
         rig = make_rig()
         expected = submit(rig)
@@ -202,22 +218,35 @@ class TestSharedRows:
         rig = self.rig(make_rig, 6)
         plan, _ = rig.begin()
         assert len(plan.entries) == 6
-        assert sorted(drafted_rows(plan).values(), reverse=True) == [4, 4, 2, 0, 0, 0]
+        assert sorted(drafted_rows(plan).values(), reverse=True) == [2, 2, 2, 2, 1, 1]
         assert plan.num_rows == 16
+
+    def test_scarce_rows_are_shared_evenly_over_time(self, make_rig):
+        """8 decode rows leave 8 for proposals; a perfect draft would fill 32."""
+        rig = make_rig(target={"max_rows_per_pass": 16, "max_num_seqs": 8})
+        rig.add_draft(1)
+        sessions = [rig.add((number,), 60) for number in range(8)]
+        rig.step()
+        for _ in range(16):
+            rig.draft(8)
+            rig.step()
+        lengths = [len(rig.out[session_id]) for session_id in sessions]
+        assert max(lengths) - min(lengths) <= 2
+        assert sum(lengths) > 8 * 30
 
     def test_proposals_leave_half_to_a_waiting_prompt(self, make_rig):
         """3 decode rows; of the other 13 the prompt gets 7, proposals 6."""
         rig = self.rig(make_rig, 3)
         prompt = rig.add(LONG, 5)
         plan, _ = rig.begin()
-        assert drafted_rows(plan) == {1: 4, 2: 2, 3: 0, prompt: 0}
-        assert [e.max_rows for e in plan.entries] == [5, 3, 1, 7]
+        assert drafted_rows(plan) == {1: 2, 2: 2, 3: 2, prompt: 0}
+        assert [e.max_rows for e in plan.entries] == [3, 3, 3, 7]
 
     def test_a_prompt_takes_no_more_than_it_needs(self, make_rig):
         rig = self.rig(make_rig, 3)
         prompt = rig.add((1, 2), 5)
         plan, _ = rig.begin()
-        assert drafted_rows(plan) == {1: 4, 2: 4, 3: 3, prompt: 0}
+        assert sorted(drafted_rows(plan).items()) == [(1, 3), (2, 4), (3, 4), (prompt, 0)]
 
     def test_a_prompt_takes_what_proposals_leave(self, make_rig):
         rig = make_rig(target={"max_rows_per_pass": 16, "max_num_seqs": 8})
