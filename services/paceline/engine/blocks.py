@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.base import OutOfBlocks
 from paceline.engine.prefix_cache import ROOT_DIGEST, PrefixCache, chain_digest
+from paceline.engine.token_counts import TokenCounts
 from paceline.errors import LocalProtocolError
 
 
@@ -21,7 +22,8 @@ from paceline.errors import LocalProtocolError
 class BlockTable:
     """The blocks of one sequence and `token_ids`, exactly the tokens whose KV is in them.
 
-    `digests` are the names of its full blocks (none without prefix caching).
+    `digests` are the names of its full blocks (none without prefix caching). `counts` are those
+    of `token_ids`, or of fewer, and during a pass also of rows being written; None if nobody asked.
     Invariant, between passes: len(blocks) == ceil(length / block_size). During a pass the blocks
     already cover the rows being written while `token_ids` still has only finished ones.
     """
@@ -29,10 +31,32 @@ class BlockTable:
     blocks: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    counts: TokenCounts | None = None
 
     @property
     def length(self) -> int:
         return len(self.token_ids)
+
+    def counted(self, new_token_ids: Sequence[int], prompt_len: int) -> TokenCounts:
+        """`counts`, made to hold `token_ids` and then rows being written; good for one pass.
+
+        Only tokens that no earlier call has counted are read.
+        """
+        if self.counts is None or self.counts.prompt_len != prompt_len:
+            self.counts = TokenCounts(prompt_len)
+        # a second call in one pass may want fewer rows
+        self.counts.rewind(self.length)
+        self.counts.extend(self.token_ids[self.counts.length :])
+        self.counts.extend(new_token_ids)
+        return self.counts
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first `length` tokens, those being written included."""
+        del self.token_ids[length:]
+        if self.counts is not None and length < self.counts.prompt_len:
+            self.counts = None  # preempted: a later use may be for another request
+        elif self.counts is not None:
+            self.counts.rewind(length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +318,7 @@ class BlockPool:
         for block in reversed(table.blocks[keep:]):
             self._release(block)
         del table.blocks[keep:]
-        del table.token_ids[length:]
+        table.cut(length)
         del table.digests[length // self.block_size :]
 
     def free(self, sequence_id: int) -> None:

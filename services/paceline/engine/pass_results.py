@@ -11,17 +11,19 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.base import Propose, StepItem, StepResult, Verify
-from paceline.engine.blocks import Reservation
+from paceline.engine.blocks import BlockTable, Reservation
 from paceline.engine.logprobs import token_logprobs
 from paceline.engine.rejection import DraftBlock
 from paceline.engine.sampler import BatchedSampler, SampleRow
 from paceline.engine.step_rows import (
     draft_ids,
-    histories,
+    needs_history,
     num_logit_rows,
     num_sampled_rows,
+    prompt_len,
     scored_ids,
 )
+from paceline.engine.token_counts import TextSlice
 from paceline.generation import TokenLogprobs
 from paceline.sampling.sparse_probs import SparseProbs
 
@@ -56,21 +58,47 @@ class _Decision:
 def pass_parts(
     items: Sequence[StepItem],
     reservations: Sequence[Reservation],
-    cached: Iterable[Sequence[int]],
+    tables: Iterable[BlockTable],
 ) -> list[PassPart]:
-    """Where each item's logits lie; `cached` has each sequence's tokens before `start`."""
+    """Where each item's logits lie; `tables` are their sequences', not yet with the new rows."""
     parts, taken = [], 0
-    for item, reservation, token_ids in zip(items, reservations, cached, strict=True):
+    for item, reservation, table in zip(items, reservations, tables, strict=True):
         num_rows = num_logit_rows(item, reservation)
         rows: tuple[SampleRow, ...] = ()
         if num_sampled_rows(item, reservation):
-            rows = tuple(
-                SampleRow(item.sampling, item.output_index + offset, prompt, output)
-                for offset, (prompt, output) in enumerate(histories(item, token_ids))
-            )
+            rows = _sample_rows(item, table)
         parts.append(PassPart(item, reservation, taken, taken + num_rows, rows))
         taken += num_rows
     return parts
+
+
+def _sample_rows(item: StepItem, table: BlockTable) -> tuple[SampleRow, ...]:
+    """The sampled rows with the histories of `step_rows.histories`, as views and counts.
+
+    The text may be long and a pass adds few tokens to it, so none but these is read or copied.
+    """
+    indices = range(item.output_index, item.output_index + item.num_samples)
+    if not needs_history(item):
+        return tuple(SampleRow(item.sampling, index) for index in indices)
+    assert table.length == item.start, "the table already has rows of this pass"
+    head, tail, split = table.token_ids, item.token_ids, prompt_len(item)
+    # all rows have these tokens before them; row j has j more
+    num_shared = len(tail) - item.num_samples + 1
+    prompt = TextSlice(head, item.start, tail, 0, split)
+    counts = None
+    if item.sampling.has_penalties:
+        counts = table.counted(tail[:num_shared], split)
+    first_end = item.start + num_shared
+    return tuple(
+        SampleRow(
+            item.sampling,
+            index,
+            prompt,
+            TextSlice(head, item.start, tail, split, first_end + offset),
+            counts,
+        )
+        for offset, index in enumerate(indices)
+    )
 
 
 def pass_results(

@@ -77,5 +77,5 @@ def histories(
     text = (*cached_token_ids[: item.start], *item.token_ids)
     split = prompt_len(item)
     first_end = len(text) - item.num_samples + 1
-    prompt = text[:split]  # one object for all rows: the sampler converts it once
+    prompt = text[:split]  # one object for all rows
     return [(prompt, text[split:end]) for end in range(first_end, len(text) + 1)]

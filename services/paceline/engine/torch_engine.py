@@ -120,8 +120,8 @@ class TorchEngine:
         began = self._clock()
         logits = self._forward(items, reservations)
         forwarded = self._clock()
-        cached = (self._pool.table(item.sequence_id).token_ids for item in items)
-        results = pass_results(pass_parts(items, reservations, cached), logits, self._sampler)
+        tables = (self._pool.table(item.sequence_id) for item in items)
+        results = pass_results(pass_parts(items, reservations, tables), logits, self._sampler)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began
         self._num_passes += 1
