@@ -178,7 +178,7 @@ class SpeculationConfig(_Section):
         4, ge=1, le=64, description="draft tokens verified per sequence and pass (K) by default"
     )
     max_num_speculative_tokens: int = Field(
-        16, ge=1, le=64, description="ceiling of K (<= max_draft_ahead); who asks for more gets this"
+        16, ge=1, le=64, description="ceiling of K (<= max_draft_ahead); more is cut to it"
     )
     max_draft_ahead: int = Field(
         16, ge=1, le=256, description="tokens a draft may be ahead (and never more than 2 K + 1)"
