@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.draft.driver import DraftDriver
-from paceline.engine.base import EngineBroken, StepItem, StepResult
+from paceline.engine.base import EngineBroken, OutOfBlocks, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
 from paceline.engine.worker import EngineWorker
 from tests.rpc import fleet
@@ -42,4 +42,35 @@ async def test_a_broken_draft_hangs_up_and_stays_away() -> None:
                 driver.check_health()
         assert fleet.tokens(deltas) == fleet.alone(wanted)
         assert fleet.accepted(deltas) > 0
+        await fleet.until_free(target)
+
+
+class FullOnceEngine(ToyEngine):
+    """Its cache is full in one pass, as when other sequences have grown meanwhile."""
+
+    num_passes_before = 12
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        self.num_passes_before -= 1
+        if self.num_passes_before == 0:
+            raise OutOfBlocks("full")
+        return super().step(items)
+
+
+async def test_a_full_draft_gives_a_sequence_up_and_gets_it_back() -> None:
+    """The target must hear of it, or it would count on this draft to the end of the text."""
+    settings = fleet.config()
+    wanted = fleet.request("one", max_tokens=160)
+    async with fleet.target(settings) as target:
+        worker = EngineWorker(FullOnceEngine(fleet.INFO))
+        driver = DraftDriver(worker, settings.draft, settings.rpc, "draft", "draft-boot")
+        async with driver:
+            driver.set_targets([target.server.address])
+            await fleet.until(lambda: target.num_links == 1)
+            deltas = await fleet.collect(target, wanted)
+            counts = target.scheduler.drafts.counts
+            assert driver.table.stats.num_evicted == 1
+            assert (counts["given_up"], counts["reopened"]) == (1, 1)
+        assert fleet.tokens(deltas) == fleet.alone(wanted)
+        assert fleet.accepted(deltas[-20:]) > 0  # drafted again
         await fleet.until_free(target)

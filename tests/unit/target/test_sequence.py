@@ -108,3 +108,13 @@ def test_is_decoding():
     assert not sequence.is_decoding
     sequence.cached_len = 2
     assert sequence.is_decoding
+
+
+def test_a_preempted_sequence_starts_afresh_but_for_its_text():
+    """A wait that it was in has not missed: it must not count as one when it is back."""
+    sequence = make()
+    verify(sequence, 4, 10)
+    sequence.cached_len, sequence.hold_until_us = 3, 99_000
+    sequence.preempt()
+    assert (sequence.cached_len, sequence.hold_until_us, sequence.num_preemptions) == (0, 0, 1)
+    assert sequence.session.num_output_tokens == 1
