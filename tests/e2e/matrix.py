@@ -17,7 +17,8 @@ from random import Random
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.engine.base import Engine, EngineInfo, EngineStats, StepItem, StepResult
+from paceline.engine.base import Engine, StepItem, StepResult
+from paceline.engine.timed import EngineWrapper
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.sampling.acceptance import coupled_token
 from paceline.sampling.params import SamplingParams
@@ -103,19 +104,12 @@ class Oracle:
         return Expected(tuple(out), "length", tuple(logprobs))
 
 
-class Adversary:
+class Adversary(EngineWrapper):
     """A draft that proposes what hurts: EOS, ids that the request forbids, neighbours, echoes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._turn = 0
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._engine.info
-
-    def add(self, sequence_id: int) -> None:
-        self._engine.add(sequence_id)
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         results = self._engine.step(items)
@@ -136,21 +130,6 @@ class Adversary:
             (item.sampling.stop_token_ids or (0,))[-1],
         )
         return kinds[self._turn % len(kinds)]
-
-    def cached_len(self, sequence_id: int) -> int:
-        return self._engine.cached_len(sequence_id)
-
-    def can_fit(self, items: Sequence[tuple[int, int]]) -> bool:
-        return self._engine.can_fit(items)
-
-    def free(self, sequence_id: int) -> None:
-        self._engine.free(sequence_id)
-
-    def stats(self) -> EngineStats:
-        return self._engine.stats()
-
-    def check_integrity(self) -> None:
-        self._engine.check_integrity()
 
 
 def request(name: str, temperature: float, **changes: object) -> GenerateRequest:

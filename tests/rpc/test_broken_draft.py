@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -10,6 +11,7 @@ from paceline.draft.driver import DraftDriver
 from paceline.engine.base import EngineBroken, OutOfBlocks, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
 from paceline.engine.worker import EngineWorker
+from paceline.target.driver import TargetDriver
 from tests.rpc import fleet
 
 
@@ -25,21 +27,28 @@ class BreakingEngine(ToyEngine):
         return super().step(items)
 
 
-async def test_a_broken_draft_hangs_up_and_stays_away() -> None:
+@asynccontextmanager
+async def pair(engine: ToyEngine) -> AsyncIterator[tuple[TargetDriver, DraftDriver]]:
+    """A target and a draft with this engine, connected."""
     settings = fleet.config()
-    wanted = fleet.request("one", max_tokens=96)
     async with fleet.target(settings) as target:
-        worker = EngineWorker(BreakingEngine(fleet.INFO))
+        worker = EngineWorker(engine)
         driver = DraftDriver(worker, settings.draft, settings.rpc, "draft", "draft-boot")
         async with driver:
             driver.set_targets([target.server.address])
             await fleet.until(lambda: target.num_links == 1)
-            deltas = await fleet.collect(target, wanted)
-            await fleet.until(lambda: target.num_links == 0)
-            driver.set_targets([target.server.address])  # the next heartbeat's answer
-            assert driver.connected == ()
-            with pytest.raises(RuntimeError, match="EngineBroken"):
-                driver.check_health()
+            yield target, driver
+
+
+async def test_a_broken_draft_hangs_up_and_stays_away() -> None:
+    wanted = fleet.request("one", max_tokens=96)
+    async with pair(BreakingEngine(fleet.INFO)) as (target, driver):
+        deltas = await fleet.collect(target, wanted)
+        await fleet.until(lambda: target.num_links == 0)
+        driver.set_targets([target.server.address])  # the next heartbeat's answer
+        assert driver.connected == ()
+        with pytest.raises(RuntimeError, match="EngineBroken"):
+            driver.check_health()
         assert fleet.tokens(deltas) == fleet.alone(wanted)
         assert fleet.accepted(deltas) > 0
         await fleet.until_free(target)
@@ -59,18 +68,12 @@ class FullOnceEngine(ToyEngine):
 
 async def test_a_full_draft_gives_a_sequence_up_and_gets_it_back() -> None:
     """The target must hear of it, or it would count on this draft to the end of the text."""
-    settings = fleet.config()
     wanted = fleet.request("one", max_tokens=160)
-    async with fleet.target(settings) as target:
-        worker = EngineWorker(FullOnceEngine(fleet.INFO))
-        driver = DraftDriver(worker, settings.draft, settings.rpc, "draft", "draft-boot")
-        async with driver:
-            driver.set_targets([target.server.address])
-            await fleet.until(lambda: target.num_links == 1)
-            deltas = await fleet.collect(target, wanted)
-            counts = target.scheduler.drafts.counts
-            assert driver.table.stats.num_evicted == 1
-            assert (counts["given_up"], counts["reopened"]) == (1, 1)
+    async with pair(FullOnceEngine(fleet.INFO)) as (target, driver):
+        deltas = await fleet.collect(target, wanted)
+        counts = target.scheduler.drafts.counts
+        assert driver.table.stats.num_evicted == 1
+        assert (counts["given_up"], counts["reopened"]) == (1, 1)
         assert fleet.tokens(deltas) == fleet.alone(wanted)
         assert fleet.accepted(deltas[-20:]) > 0  # drafted again
         await fleet.until_free(target)

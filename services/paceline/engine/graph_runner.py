@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paceline.engine.paged_attention import PassContext, ShapeProbe
+from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.pass_plan import AttentionGroup, PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
 from paceline.engine.varlen_attention import VarlenPlan, plan_varlen
@@ -202,17 +202,6 @@ class GraphRunner(ModelRunner):
                 torch._C._cuda_endAllocateToPool(self.device.index, self._memory)
                 torch._C._cuda_releasePool(self.device.index, self._memory)
         self._passes.clear()
-
-    def _run(self, plan: PassPlan | VarlenPlan) -> torch.Tensor:
-        output = self._model(
-            input_ids=plan.input_ids,
-            position_ids=plan.position_ids,
-            use_cache=False,
-            logits_to_keep=plan.sample_rows,
-            paged=PassContext(self._kv, plan),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
 
     def _plan(self, static: StaticPass, shape: Shape) -> PassPlan | VarlenPlan:
         """Computed on the device from the numbers alone: part of the graph."""

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from paceline.engine.paged_attention import PassContext, ShapeProbe, allocate_pool
-from paceline.engine.pass_plan import SequenceRows, plan_pass
+from paceline.engine.pass_plan import PassPlan, SequenceRows, plan_pass
+from paceline.engine.varlen_attention import VarlenPlan
 
 
 class Runner(Protocol):
@@ -51,6 +52,9 @@ class ModelRunner:
         plan = plan_pass(
             rows, self._block_size, self.dtype, self.device, row_by_row=self._row_by_row
         )
+        return self._run(plan)
+
+    def _run(self, plan: PassPlan | VarlenPlan) -> torch.Tensor:
         output = self._model(
             input_ids=plan.input_ids,
             position_ids=plan.position_ids,
