@@ -99,11 +99,32 @@ class ModelConfig(_Section):
         return device
 
 
+class ApiKeyConfig(_Section):
+    """One API key and what its holder may use; `paceline key` makes one."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="how logs call the key's holder"
+    )
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, hexadecimal")
+    max_concurrent_requests: int = Field(
+        64, ge=1, description="choices in progress for this key; beyond it 429"
+    )
+    max_requests_per_minute: int = Field(
+        600, ge=1, description="requests of this key in a minute; beyond it 429"
+    )
+
+
 class GatewayConfig(_Section):
     """The HTTP front door and its limits."""
 
     served_model_name: str = Field("toy", description="the `model` that requests must name")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest HTTP body accepted, bytes")
+    max_header_bytes: int = Field(
+        16 << 10, ge=1024, description="names and values of an HTTP request's headers, bytes"
+    )
+    max_tokens: int = Field(
+        1 << 20, ge=1, description="most tokens of one choice, whatever the context would hold"
+    )
     max_tokens_default: int = Field(
         16, ge=1, description="completions: max_tokens when the request has none (OpenAI: 16)"
     )
@@ -113,7 +134,7 @@ class GatewayConfig(_Section):
     max_logprobs: int = Field(20, ge=0, le=256, description="top log-probabilities of one token")
     max_n: int = Field(16, ge=1, le=128, description="completions of one prompt in one request")
     max_retries: int = Field(
-        2, ge=0, le=10, description="other tries when a target is lost before its first token"
+        2, ge=0, le=10, description="other targets in a row that may be lost without a token"
     )
     max_stop_chars: int = Field(256, ge=1, description="characters in one stop string")
     max_messages: int = Field(256, ge=1, description="messages in one chat request")
@@ -124,9 +145,29 @@ class GatewayConfig(_Section):
     body_timeout_s: float = Field(
         10.0, gt=0, description="longest wait for a whole request body; then 408"
     )
+    target_silence_s: float = Field(
+        5.0, gt=0, description="silence after which a target is lost (> 2 target.alive_interval_s)"
+    )
+    write_timeout_s: float = Field(
+        30.0, gt=0, description="a client that takes nothing for so long is dropped"
+    )
+    api_keys: tuple[ApiKeyConfig, ...] = Field(
+        (), max_length=10_000, description="who may ask (name, sha256, limits); none: anybody"
+    )
+    isolates_prefix_cache: bool = Field(
+        True, description="keys do not find each other's prompts in the prefix cache"
+    )
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest life of one request in seconds; then a clean error"
     )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _distinct_keys(cls, keys: tuple[ApiKeyConfig, ...]) -> tuple[ApiKeyConfig, ...]:
+        for what in ("name", "sha256"):
+            if len({getattr(key, what) for key in keys}) < len(keys):
+                raise ValueError(f"two API keys have the same {what}")
+        return keys
 
 
 class TargetConfig(_Section):
@@ -137,8 +178,17 @@ class TargetConfig(_Section):
     max_queued_seqs: int = Field(
         128, ge=0, description="sequences waiting for a place; beyond it 429"
     )
+    max_queue_s: float = Field(
+        60.0, gt=0, description="longest wait for a place before the first token; then 503"
+    )
     max_rows_per_pass: int = Field(
         512, ge=16, description="token rows in one pass: decode + verify + prefill chunks"
+    )
+    max_pass_s: float = Field(
+        60.0, gt=0, le=3600, description="a pass that takes longer hangs: the replica is replaced"
+    )
+    alive_interval_s: float = Field(
+        1.0, gt=0, description="how often a request without news is told that it is not lost"
     )
     kv_watermark: float = Field(
         0.02, ge=0.0, lt=1.0, description="share of KV blocks kept free when a sequence starts"
@@ -164,6 +214,9 @@ class DraftConfig(_Section):
     max_rows_per_pass: int = Field(512, ge=16, description="token rows in one draft pass")
     session_idle_s: float = Field(
         60.0, gt=0, description="a sequence without any message for so long is dropped"
+    )
+    drain_timeout_s: float = Field(
+        3.0, ge=0, le=600, description="a stopping draft serves on so long while targets move"
     )
 
 
@@ -218,6 +271,20 @@ class RpcConfig(_Section):
     )
     hello_timeout_s: float = Field(5.0, gt=0, description="wait for Hello / Welcome")
     open_timeout_s: float = Field(10.0, gt=0, description="wait for Opened before trying again")
+    stall_timeout_s: float = Field(
+        2.0, gt=0, description="a draft that may draft and sends nothing for so long is stalled"
+    )
+    max_reopens: int = Field(
+        64, ge=0, description="drafts that one sequence tries after its first; then it does without"
+    )
+    breaker_failures: int = Field(
+        3, ge=1, description="failures in a row that make a draft dark (no new sequences)"
+    )
+    breaker_min_s: float = Field(1.0, gt=0, description="how long a draft is dark the first time")
+    breaker_max_s: float = Field(30.0, gt=0, description="and at most, doubling each time")
+    tls_dir: str = Field(
+        "", description="folder of certificates (paceline certs): mutual TLS; empty: plaintext"
+    )
     ping_interval_s: float = Field(0.5, gt=0, description="pings for clock offset and liveness")
     peer_timeout_s: float = Field(2.0, gt=0, description="silence after which a peer is lost")
     keepalive_time_ms: int = Field(500, ge=100, description="HTTP/2 keepalive ping interval")
@@ -232,6 +299,8 @@ class RpcConfig(_Section):
     def _times(self) -> RpcConfig:
         if self.redial_min_s > self.redial_max_s:
             raise ValueError("rpc.redial_max_s must be >= rpc.redial_min_s")
+        if self.breaker_min_s > self.breaker_max_s:
+            raise ValueError("rpc.breaker_max_s must be >= rpc.breaker_min_s")
         if self.peer_timeout_s <= self.ping_interval_s:
             raise ValueError(
                 "rpc.peer_timeout_s must be > rpc.ping_interval_s: a peer is heard only when it "
@@ -271,6 +340,12 @@ class AppConfig(_Section):
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
     )
+
+    @model_validator(mode="after")
+    def _silence(self) -> AppConfig:
+        if self.gateway.target_silence_s <= 2 * self.target.alive_interval_s:
+            raise ValueError("gateway.target_silence_s must be > 2 * target.alive_interval_s")
+        return self
 
     @model_validator(mode="after")
     def _outbox(self) -> AppConfig:

@@ -8,6 +8,7 @@ PacelineError
  +-- RequestError           a client's request cannot be honoured; carries its HTTP answer
       +-- ContextLengthError    prompt (+ max_tokens) does not fit the model
       +-- OverloadedError       a named limit is reached; retry later
+      +-- AuthenticationError   no key, or one that is not known here
 
 This module does not know HTTP frameworks, gRPC or Ray.
 """
@@ -75,3 +76,9 @@ class OverloadedError(RequestError):
 
     default_status = 429
     default_type = "overloaded_error"
+
+
+class AuthenticationError(RequestError):
+    """The request needs an API key that is known here."""
+
+    default_status = 401

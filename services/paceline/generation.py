@@ -30,6 +30,21 @@ class SpeculationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """What a request's client has already got from a target that was lost.
+
+    `outputs[i]` are the output tokens of choice i so far, None when that choice has ended and is
+    not to be run. The target goes on behind them: the next tokens are those that the lost one
+    would have written (greedy, coupled), or follow the same law with new noise (rejection modes).
+    `attempt` >= 1 counts the tries before this one.
+    Invariant: len(outputs) == n, not all are None, and each is shorter than max_tokens.
+    """
+
+    attempt: int
+    outputs: tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt and `n` sequences to generate from it.
 
@@ -39,6 +54,8 @@ class GenerateRequest:
     Choice i of n uses `sampling` with `choice` = i. `num_logprobs`: None for none, else every
     generated token gets its log-probability and those of so many most likely tokens;
     `num_prompt_logprobs` the same for the prompt's tokens.
+    `resumption`: go on where another target was lost; None starts from the prompt.
+    `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -52,6 +69,8 @@ class GenerateRequest:
     n: int = 1
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    resumption: Resumption | None = None
+    cache_salt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,23 @@ def rows_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, st
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             rows += rows_of(kind, f"{key}.")
-        else:
-            text = (field.description or "").replace("|", "\\|")
-            rows.append((key, f"`{field.default}`", _allowed(field), text))
+            continue
+        text = (field.description or "").replace("|", "\\|")
+        rows.append((key, _default(field), _allowed(field), text))
+        if get_origin(kind) is tuple:
+            rows += rows_of(get_args(kind)[0], f"{key}[].")
     return rows
 
 
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "none" if field.default in ("", ()) else f"`{field.default}`"
+
+
 def _allowed(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is tuple:
+        return "a list"
     if get_origin(field.annotation) is not None:
         return ", ".join(f"`{value}`" for value in get_args(field.annotation))
     bounds = [

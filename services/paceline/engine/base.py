@@ -78,6 +78,8 @@ class StepItem:
     `num_logprobs`: log-probabilities for the sampled rows, with so many top tokens; None = none.
     `num_prompt_logprobs`: the same for `scored_token_ids`, where row j of the item (from its
     first) predicts entry j; the prefix cache is then not read, so that every row is computed.
+    `cache_salt` (u64): the prefix cache shares blocks only between sequences of equal salt. It is
+    the same in every item of a sequence.
     """
 
     sequence_id: int
@@ -91,6 +93,7 @@ class StepItem:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     scored_token_ids: tuple[int, ...] = ()
+    cache_salt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

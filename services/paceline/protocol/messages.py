@@ -57,7 +57,7 @@ class OpenSession:
 
     `token_ids` = prompt + committed output; the first `prompt_len` are the prompt, so output
     index t sits at position `prompt_len + t`. `limit_position`: no token at or beyond it may be
-    drafted.
+    drafted. `cache_salt` (u64): the draft's prefix cache shares blocks only between equal salts.
     """
 
     session_id: int
@@ -67,6 +67,7 @@ class OpenSession:
     sampling: SamplingParams
     mode: VerificationMode
     limit_position: int
+    cache_salt: int = 0
 
 
 class OpenStatus(StrEnum):
