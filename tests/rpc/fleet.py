@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Literal
 
 from paceline.config import AppConfig
@@ -29,6 +29,11 @@ def config(**speculation: object) -> AppConfig:
             "draft": {"session_idle_s": 5.0},
         }
     )
+
+
+def with_rpc(settings: AppConfig, **changes: object) -> AppConfig:
+    """The same with other limits of the streams."""
+    return settings.model_copy(update={"rpc": settings.rpc.model_copy(update=changes)})
 
 
 @asynccontextmanager
@@ -93,7 +98,15 @@ def request(
 
 
 async def collect(driver: TargetDriver, wanted: GenerateRequest) -> list[RoundDelta]:
-    return [delta async for delta in driver.generate(wanted)]
+    return [delta async for delta in rounds(driver, wanted)]
+
+
+async def rounds(driver: TargetDriver, wanted: GenerateRequest) -> AsyncGenerator[RoundDelta, None]:
+    """Without the items that only say that the target lives."""
+    async with aclosing(driver.generate(wanted)) as items:
+        async for delta in items:
+            if delta is not None:
+                yield delta
 
 
 def tokens(deltas: list[RoundDelta]) -> tuple[int, ...]:

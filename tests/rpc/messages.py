@@ -66,6 +66,7 @@ OPEN = OpenSession(
     ),
     mode=VerificationMode.COUPLED,
     limit_position=19,
+    cache_salt=U64 - 1,
 )
 OPENED = Opened(session_id=U64, epoch=3, status=OpenStatus.BUSY)
 DRAFT_TOKENS = DraftTokens(

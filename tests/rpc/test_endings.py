@@ -272,6 +272,7 @@ def test_options_follow_the_configuration() -> None:
     for options in (dict(client_options(config)), dict(server_options(config))):
         assert options["grpc.keepalive_time_ms"] == 700
         assert options["grpc.keepalive_timeout_ms"] == 300
+        assert options["grpc.http2.ping_timeout_ms"] == 300
         assert options["grpc.keepalive_permit_without_calls"] == 1
         assert options["grpc.http2.max_pings_without_data"] == 0
         assert options["grpc.max_receive_message_length"] == 1 << 20

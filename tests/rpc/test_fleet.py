@@ -60,7 +60,7 @@ async def test_draft_lost_mid_stream_and_another_takes_over() -> None:
     wanted = fleet.request("long", temperature=0.8, seed=5, max_tokens=400)
     async with fleet.target(settings) as target:
         deltas = []
-        stream = target.generate(wanted)
+        stream = fleet.rounds(target, wanted)
         async with fleet.draft(settings, target, name="first"):
             while fleet.accepted(deltas) == 0:
                 deltas.append(await anext(stream))
@@ -115,7 +115,7 @@ async def test_200_aborts_leave_nothing_behind() -> None:
 
         async def leave_early(index: int) -> None:
             wanted = fleet.request(f"a{index}", temperature=0.8, seed=index)
-            stream = target.generate(wanted)
+            stream = fleet.rounds(target, wanted)
             for _ in range(rng.randrange(0, 12)):
                 await anext(stream)
             await stream.aclose()

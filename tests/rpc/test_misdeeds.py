@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paceline.protocol.draft_session import DraftSession
-from paceline.protocol.draft_table import SUPPORTED_MODES
+from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
 from paceline.protocol.messages import (
     PROTOCOL_VERSION,
     CloseReason,
@@ -23,9 +23,10 @@ from paceline.protocol.messages import (
     OpenStatus,
 )
 from paceline.rpc.client import dial
+from paceline.rpc.codec import encode_draft
 from paceline.rpc.errors import HandshakeRefused, StreamLost
 from paceline.target.driver import TargetDriver
-from tests.rpc import fleet
+from tests.rpc import fleet, wire
 
 HELLO = Hello(
     protocol_version=PROTOCOL_VERSION,
@@ -156,19 +157,105 @@ async def test_requests_are_as_without_it(misdeed: Misdeed, count: str) -> None:
 
 
 async def test_a_rule_breaker_loses_its_stream_and_an_honest_draft_serves_on() -> None:
-    settings = fleet.config()
+    settings = fleet.with_rpc(fleet.config(), breaker_failures=100)
     async with fleet.target(settings) as target:
         rogue = asyncio.create_task(misbehave(target, beyond_the_credit))
         await fleet.until(lambda: target.num_links == 1)
-        for index in range(settings.rpc.max_remote_errors):
-            await fleet.collect(target, fleet.request(f"r{index}"))
-        async with asyncio.timeout(20):
-            await rogue  # the target said Bye
+        async with asyncio.timeout(60):
+            while not rogue.done():  # until the target says Bye
+                await fleet.collect(target, fleet.request("r"))
+        assert target.scheduler.drafts.counts["remote_error"] == settings.rpc.max_remote_errors
         async with fleet.draft(settings, target):
             wanted = fleet.request("after", temperature=0.8, seed=9)
             deltas = await fleet.collect(target, wanted)
             assert fleet.tokens(deltas) == fleet.alone(wanted)
             assert fleet.accepted(deltas) > 0
+
+
+async def test_an_outlaw_comes_back_dark_and_is_not_asked() -> None:
+    settings = fleet.with_rpc(
+        fleet.config(), max_remote_errors=2, breaker_failures=100, breaker_min_s=600
+    )
+    async with fleet.target(settings) as target:
+        counts = target.scheduler.drafts.counts
+        rogue = asyncio.create_task(misbehave(target, into_the_prompt))
+        await fleet.until(lambda: target.num_links == 1)
+        async with asyncio.timeout(60):
+            while not rogue.done():
+                await fleet.collect(target, fleet.request("r"))
+        opened = counts["opened"]
+        again = asyncio.create_task(misbehave(target, lies))
+        await fleet.until(lambda: target.num_links == 1)
+        assert target.scheduler.drafts.pool.breaker_states() == {"rogue": "dark"}
+        deltas = await fleet.collect(target, fleet.request("after"))
+        assert (fleet.proposed(deltas), counts["opened"], counts["outlawed"]) == (0, opened, 1)
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+
+
+async def test_so_does_one_that_sends_garbage() -> None:
+    settings = fleet.with_rpc(fleet.config(), breaker_failures=100, breaker_min_s=600)
+    async with fleet.target(settings) as target:
+        async with wire.raw_call(target.server.address) as raw:
+            await raw.say(encode_draft([HELLO], wire.LIMITS)[0])
+            await raw.say(*[b"garbage"] * settings.rpc.max_remote_errors)
+            assert "too many malformed messages" in (await raw.status())[1]
+        await fleet.until(lambda: target.num_links == 0)
+        rogue = asyncio.create_task(misbehave(target, lies))
+        await fleet.until(lambda: target.num_links == 1)
+        assert target.scheduler.drafts.pool.breaker_states() == {"rogue": "dark"}
+        rogue.cancel()
+        await asyncio.gather(rogue, return_exceptions=True)
+
+
+async def test_a_draft_that_fails_again_and_again_is_dark_and_the_honest_one_gets_all() -> None:
+    settings = fleet.with_rpc(fleet.config(), breaker_failures=3, breaker_min_s=600)
+    async with fleet.target(settings) as target:
+        counts = target.scheduler.drafts.counts
+        rogue = asyncio.create_task(misbehave(target, gives_up))
+        await fleet.until(lambda: target.num_links == 1)
+        while not counts["dark"]:
+            await fleet.collect(target, fleet.request("r"))
+        assert counts["given_up"] == counts["opened"] + counts["reopened"] == 3
+        async with fleet.draft(settings, target) as honest:
+            await fleet.until(lambda: target.num_links == 2)
+            wanted = [fleet.request(f"r{i}", temperature=0.8, seed=i) for i in range(4)]
+            got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))
+            assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
+            assert all(fleet.accepted(deltas) > 0 for deltas in got)
+            assert (honest.table.stats.num_opened, counts["given_up"]) == (4, 3)
+        rogue.cancel()
+        await asyncio.gather(rogue, return_exceptions=True)
+
+
+class PoisonsOne(DraftTable):
+    """Honest, but for sequence 2: there it speaks about the prompt."""
+
+    def take_drafts(self, now_us: int) -> dict[int, list[DraftTokens]]:
+        return {
+            link_id: [dataclasses.replace(d, start=0) if d.session_id == 2 else d for d in drafts]
+            for link_id, drafts in super().take_drafts(now_us).items()
+        }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+async def test_one_poisoned_sequence_costs_only_itself_its_draft(temperature: float) -> None:
+    settings = fleet.with_rpc(fleet.config(), max_remote_errors=2)
+    async with fleet.target(settings) as target, fleet.draft(settings, target) as draft:
+        draft.table.__class__ = PoisonsOne
+        counts = target.scheduler.drafts.counts
+        wanted = [
+            fleet.request(f"r{i}", temperature=temperature, seed=i, max_tokens=300)
+            for i in range(5)
+        ]
+        got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))
+        assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
+        assert [fleet.proposed(deltas) > 0 for deltas in got] == [True, False, True, True, True]
+        assert all(fleet.accepted(got[i][-20:]) > 0 for i in (0, 2, 3, 4))
+        assert (counts["remote_error"], counts["opened"], counts["reopened"]) == (1, 5, 0)
+        assert target.num_links == 1
+        await fleet.until(lambda: len(draft.table) == 0)
+        await fleet.until_free(draft)
 
 
 async def test_a_draft_with_another_tokenizer_is_refused_and_requests_go_on() -> None:

@@ -89,7 +89,7 @@ async def test_a_choice_that_is_aborted_is_silent_and_the_others_go_on() -> None
     async with fleet.target(fleet.config()) as target:
         wanted = choices("r", 3)
         got: list[RoundDelta] = []
-        async for delta in target.generate(wanted):
+        async for delta in fleet.rounds(target, wanted):
             if delta.choice == 0 and len(texts(got, 3)[1]) == 4 and target.abort("r", 1):
                 assert not target.abort("r", 1), "it is gone"
                 assert target.scheduler.stats.num_aborted == 1
@@ -107,7 +107,7 @@ async def test_a_choice_that_is_aborted_is_silent_and_the_others_go_on() -> None
 
 async def test_a_request_ends_when_its_last_choice_is_aborted() -> None:
     async with fleet.target(fleet.config()) as target:
-        stream = target.generate(choices("r", 2, max_tokens=400))
+        stream = fleet.rounds(target, choices("r", 2, max_tokens=400))
         await anext(stream)
         assert [target.abort("r", choice) for choice in (0, 1, 2)] == [True, True, False]
         with pytest.raises(StopAsyncIteration):
@@ -127,7 +127,7 @@ async def test_an_abort_wakes_who_waits_for_the_last_choice() -> None:
 
 async def test_the_abort_of_a_request_ends_all_its_choices() -> None:
     async with fleet.target(fleet.config()) as target:
-        stream = target.generate(choices("r", 3, max_tokens=400))
+        stream = fleet.rounds(target, choices("r", 3, max_tokens=400))
         await anext(stream)
         assert target.abort("r")
         with pytest.raises(RequestError) as caught:
@@ -139,7 +139,7 @@ async def test_the_abort_of_a_request_ends_all_its_choices() -> None:
 
 async def test_leaving_the_iterator_ends_all_choices() -> None:
     async with fleet.target(fleet.config()) as target:
-        stream = target.generate(choices("r", 3, max_tokens=400))
+        stream = fleet.rounds(target, choices("r", 3, max_tokens=400))
         await anext(stream)
         await stream.aclose()
         await fleet.until(lambda: target.scheduler.num_running == 0)
@@ -217,7 +217,7 @@ class Targets:
         return [driver._loop.is_running for driver in self._drivers]
 
     def generate(self, request: GenerateRequest) -> Stream:
-        return Stream(self._drivers[self.live().index(True)].generate(request))
+        return Stream(fleet.rounds(self._drivers[self.live().index(True)], request))
 
     async def abort(self, request_id: str, choice: int | None = None) -> None:
         for driver in self._drivers:
@@ -262,11 +262,45 @@ async def test_one_choice_in_the_pass_is_enough() -> None:
         assert caught.value.code == "engine_broken"
 
 
-async def test_an_ordinary_failure_costs_its_batch_only() -> None:
+async def test_a_passing_failure_costs_nobody_anything() -> None:
     async with failing(ZeroDivisionError("planted"), num_good=5) as target:
-        with pytest.raises(RequestError) as caught:
-            await fleet.collect(target, choices("a", 3))
-        assert (caught.value.code, caught.value.status) == ("engine_error", 500)
-        wanted = choices("b", 3)
+        wanted = choices("a", 3)
         assert texts(await fleet.collect(target, wanted), 3) == alone(wanted)
+        assert target.scheduler.stats.num_failed_passes == 1
+        await fleet.until_free(target)
+
+
+class Allergic(ToyEngine):
+    """Cannot do a pass with token 13 in it."""
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        if any(13 in item.token_ids for item in items):
+            raise ZeroDivisionError("planted")
+        return super().step(items)
+
+
+async def test_a_poisoned_request_does_not_fail_its_batch() -> None:
+    settings = fleet.config()
+    worker = EngineWorker(Allergic(fleet.INFO))
+    # Token 13 is not to be anywhere but in the one prompt.
+    law = dataclasses.replace(fleet.request("r").sampling, logit_bias=((13, -100.0),))
+    wanted = [
+        dataclasses.replace(
+            fleet.request(f"r{start}", prompt=(start, *range(20, 40)), max_tokens=40), sampling=law
+        )
+        for start in (10, 11, 12, 13, 14)
+    ]
+    async with (
+        TargetDriver(worker, settings, "t", "t-boot") as target,
+        fleet.draft(settings, target, error_rate=0.2),
+    ):
+        got = await asyncio.gather(
+            *(fleet.collect(target, one) for one in wanted), return_exceptions=True
+        )
+        error = got.pop(3)
+        assert isinstance(error, RequestError)
+        assert (error.code, error.status) == ("engine_error", 500)
+        del wanted[3]
+        assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
+        target.check_health()
         await fleet.until_free(target)

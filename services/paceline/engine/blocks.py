@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.engine.base import OutOfBlocks
-from paceline.engine.prefix_cache import ROOT_DIGEST, PrefixCache, chain_digest
+from paceline.engine.prefix_cache import PrefixCache, chain_digest, root_digest
 from paceline.engine.token_counts import TokenCounts
 from paceline.errors import LocalProtocolError
 
@@ -24,6 +24,7 @@ class BlockTable:
 
     `digests` are the names of its full blocks (none without prefix caching). `counts` are those
     of `token_ids`, or of fewer, and during a pass also of rows being written; None if nobody asked.
+    `cache_salt` is that of the text in the blocks: it changes only while there is none.
     Invariant, between passes: len(blocks) == ceil(length / block_size). During a pass the blocks
     already cover the rows being written while `token_ids` still has only finished ones.
     """
@@ -32,6 +33,7 @@ class BlockTable:
     token_ids: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     counts: TokenCounts | None = None
+    cache_salt: int = 0
 
     @property
     def length(self) -> int:
@@ -64,7 +66,8 @@ class WantedRows:
     """A sequence is to be truncated to `start` and to go on with `token_ids`.
 
     The last `num_needed` rows have to be computed; those before may come from the prefix cache
-    if `is_cacheable`. At most `max_rows` of them are computed (None: all).
+    if `is_cacheable`, and if they were written under the same `cache_salt`. At most `max_rows` of
+    them are computed (None: all).
     """
 
     sequence_id: int
@@ -73,6 +76,7 @@ class WantedRows:
     num_needed: int = 0
     max_rows: int | None = None
     is_cacheable: bool = True
+    cache_salt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +225,7 @@ class BlockPool:
         if wanted.start != table.length:
             return []
         found: list[int] = []
-        digest = table.digests[-1] if table.digests else ROOT_DIGEST
+        digest = table.digests[-1] if table.digests else root_digest(wanted.cache_salt)
         for index in range(self._num_candidates(wanted)):
             begin = index * self.block_size
             digest = chain_digest(digest, wanted.token_ids[begin : begin + self.block_size])
@@ -254,6 +258,8 @@ class BlockPool:
 
     def _reserve(self, wanted: WantedRows, found: list[int], is_split: bool) -> Reservation:
         table = self._tables[wanted.sequence_id]
+        if wanted.start == 0:
+            table.cache_salt = wanted.cache_salt
         end = self._end(wanted, len(found))
         first = wanted.start + len(found) * self.block_size
         redone: list[int] = []
@@ -348,7 +354,7 @@ class BlockPool:
 
     def _digest(self, table: BlockTable, index: int) -> bytes:
         begin = index * self.block_size
-        parent = table.digests[index - 1] if index else ROOT_DIGEST
+        parent = table.digests[index - 1] if index else root_digest(table.cache_salt)
         return chain_digest(parent, table.token_ids[begin : begin + self.block_size])
 
     def check_integrity(self) -> None:

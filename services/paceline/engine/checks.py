@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.engine.base import EngineInfo, StepItem, Verify
-from paceline.engine.blocks import BlockPool
+from paceline.engine.blocks import BlockPool, BlockTable
 from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
 from paceline.errors import LocalProtocolError
 from paceline.sampling.acceptance import verifiable_len
 from paceline.sampling.params import VerificationMode
 
 _REJECTION_MODES = (VerificationMode.REJECTION, VerificationMode.BLOCK)
+_MAX_SALT = 2**64 - 1
 
 
 def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) -> None:
@@ -26,7 +27,9 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
             raise LocalProtocolError(f"sequence {item.sequence_id} is twice in one pass")
         seen.add(item.sequence_id)
         where = f"sequence {item.sequence_id}"
-        _check_rows(where, item, info, pool.table(item.sequence_id).length)
+        table = pool.table(item.sequence_id)
+        _check_rows(where, item, info, table.length)
+        _check_salt(where, item, table)
         _check_sampling(where, item)
         _check_scores(where, item, info)
         if isinstance(item.rule, Verify):
@@ -47,6 +50,13 @@ def _check_rows(where: str, item: StepItem, info: EngineInfo, cached_len: int) -
         raise LocalProtocolError(f"{where}: token id outside [0, {info.vocab_size})")
     if item.max_rows is not None and item.max_rows < 1:
         raise LocalProtocolError(f"{where}: at most {item.max_rows} rows")
+
+
+def _check_salt(where: str, item: StepItem, table: BlockTable) -> None:
+    if not 0 <= item.cache_salt <= _MAX_SALT:
+        raise LocalProtocolError(f"{where}: cache salt {item.cache_salt} is no u64")
+    if item.start > 0 and item.cache_salt != table.cache_salt:
+        raise LocalProtocolError(f"{where}: the cache salt changed in the middle of the text")
 
 
 def _check_sampling(where: str, item: StepItem) -> None:

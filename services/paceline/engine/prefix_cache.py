@@ -4,6 +4,9 @@ A full block is named by a digest of *all* tokens up to its end: its own, chaine
 digest. KV depends on those tokens and on nothing else, so a block may be used by whatever
 sequence begins with them, whether they were ever committed or not. The cache knows no sequence
 and no reference count: its owner says when a block is used by nobody.
+
+A chain begins at the root of its salt, so texts under different salts have no name in common: who
+may not learn what another asked (by how fast an answer comes) gets a salt of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +17,16 @@ from hashlib import blake2b
 
 ROOT_DIGEST = b""
 _DIGEST_SIZE = 16
+_SALT_BYTES = 8
+_SALT_PERSON = b"cache salt"  # no block's name can be the root of a salt
+
+
+def root_digest(cache_salt: int) -> bytes:
+    """Where the chains of a salt (u64) begin; 0 is no salt."""
+    if cache_salt == 0:
+        return ROOT_DIGEST
+    salt = cache_salt.to_bytes(_SALT_BYTES, "little")
+    return blake2b(salt, digest_size=_DIGEST_SIZE, person=_SALT_PERSON).digest()
 
 
 def chain_digest(parent: bytes, token_ids: Iterable[int]) -> bytes:

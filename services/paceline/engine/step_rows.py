@@ -21,6 +21,7 @@ def wanted_rows(item: StepItem) -> WantedRows:
         num_needed=item.num_samples,
         max_rows=item.max_rows,
         is_cacheable=item.num_prompt_logprobs is None,
+        cache_salt=item.cache_salt,
     )
 
 

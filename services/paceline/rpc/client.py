@@ -8,13 +8,15 @@ from contextlib import asynccontextmanager
 import grpc
 
 from paceline.config import RpcConfig
+from paceline.errors import ConfigError
 from paceline.protocol.messages import Hello, Welcome
 from paceline.rpc.codec import draft_codec
 from paceline.rpc.endpoint import CALL_ERRORS, METHOD, SERVICE, client_options
-from paceline.rpc.errors import HandshakeRefused, StreamClosed
+from paceline.rpc.errors import HandshakeRefused, StreamClosed, StreamLost
 from paceline.rpc.handshake import misfit
 from paceline.rpc.limits import WireLimits
 from paceline.rpc.stream import DraftStream, TransportError
+from paceline.rpc.tls import explain, is_refusal, open_channel
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -56,16 +58,20 @@ async def dial(
     """`async with dial(...) as (welcome, stream):` connects; leaving says Bye and hangs up.
 
     A context manager, because the stream has tasks and a channel, and neither may outlive its
-    owner. Raises HandshakeRefused (they do not fit, or there is no room) or StreamLost.
+    owner. Raises HandshakeRefused (they do not fit or do not trust each other, our certificates are
+    unusable, or there is no room) or StreamLost.
     """
     codec = draft_codec(WireLimits.from_config(config, hello.vocab_size))
-    channel = grpc.aio.insecure_channel(address, options=client_options(config))
+    try:
+        channel = open_channel(address, config, client_options(config))
+    except ConfigError as error:
+        raise HandshakeRefused(str(error)) from error
     try:
         # Bytes in, bytes out: the codec parses, and counts garbage like any other offence.
         call: Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         try:
             async with DraftStream(_CallTransport(call), codec, config, dials=True) as stream:
-                welcome = await _shake_hands(stream, hello)
+                welcome = await _shake_hands(stream, config, hello)
                 yield welcome, stream
         finally:
             call.cancel()  # grpc#43462: a call that is merely dropped is never collected
@@ -73,12 +79,15 @@ async def dial(
         await channel.close()
 
 
-async def _shake_hands(stream: DraftStream, hello: Hello) -> Welcome:
+async def _shake_hands(stream: DraftStream, config: RpcConfig, hello: Hello) -> Welcome:
     stream.send(hello)
     try:
         welcome = _check_welcome(await stream.receive_first(), hello)
     except StreamClosed as refusal:
         raise HandshakeRefused(str(refusal)) from refusal
+    except StreamLost as lost:
+        kind = HandshakeRefused if is_refusal(str(lost)) else StreamLost
+        raise kind(explain(str(lost), config)) from lost
     except HandshakeRefused as refusal:
         stream.close(str(refusal))
         raise

@@ -124,6 +124,7 @@ def _open_session(wire: pb.OpenSession, limits: WireLimits) -> OpenSession:
         sampling=_sampling(wire, limits),
         mode=known("verification mode", MODES, wire.mode),
         limit_position=check_range("limit_position", wire.limit_position, 0, MAX_INT),
+        cache_salt=wire.cache_salt,
     )
 
 

@@ -75,6 +75,7 @@ def _open_session(message: OpenSession, wire: pb.OpenSession) -> None:
     _sampling(message.sampling, wire.sampling)
     wire.mode = MODE_NUMBERS[message.mode]
     wire.limit_position = message.limit_position
+    wire.cache_salt = message.cache_salt
 
 
 def _opened(message: Opened, wire: pb.Opened) -> None:

@@ -25,6 +25,7 @@ from paceline.rpc.errors import StreamLost
 from paceline.rpc.handshake import misfit
 from paceline.rpc.limits import WireLimits
 from paceline.rpc.stream import CLOSE_GRACE_S, TargetStream, TransportError
+from paceline.rpc.tls import ServerTls, peer_misfit, server_tls
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class SpeculationServer:
         self._on_stream = on_stream
         self._codec = target_codec(WireLimits.from_config(config, welcome.vocab_size))
         self._server: grpc.aio.Server | None = None
+        self._tls: ServerTls | None = None
         self._port = 0
         self._streams: dict[asyncio.Task[Status], TargetStream] = {}  # also before their Hello
         self._waiting: dict[TargetStream, None] = {}  # for their Hello, the oldest first
@@ -108,7 +110,9 @@ class SpeculationServer:
         return self._num_established
 
     async def start(self) -> None:
-        """Bind the first free port of the range. Raises ConfigError when there is none."""
+        """Bind the first free port of the range. Raises ConfigError when there is none, and for
+        certificates that are missing or unusable."""
+        self._tls = server_tls(self._config)
         family, self._host = await _resolve(self._host)
         server = grpc.aio.server(
             options=server_options(self._config),
@@ -153,7 +157,7 @@ class SpeculationServer:
                     "target.host or target.port_min..port_max"
                 )
             try:
-                return server.add_insecure_port(_join(self._host, port))
+                return self._add_port(server, _join(self._host, port))
             except RuntimeError:  # somebody was faster
                 continue
         raise ConfigError(
@@ -161,7 +165,17 @@ class SpeculationServer:
             "widen target.port_min..port_max"
         )
 
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, self._tls.credentials)
+
     async def _speculate(self, _requests: Any, context: Context) -> None:
+        if self._tls is not None:
+            sentence = peer_misfit(context.auth_context())
+            if sentence is not None:
+                logger.warning("refused a peer at %s: %s", context.peer(), sentence)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, sentence)
         stream = TargetStream(_ContextTransport(context), self._codec, self._config, dials=False)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(self._serve(stream), name="speculate")

@@ -269,6 +269,18 @@ def test_sampling_offences_are_refused(field: str, value: float, sentence: str) 
         decode_target(spoil_target(change, m.OPEN), LIMITS)
 
 
+def test_an_older_target_gives_no_salt() -> None:
+    data = spoil_target(lambda frame: frame.open_session.items[0].ClearField("cache_salt"), m.OPEN)
+    assert decode_target(data, LIMITS) == [replace(m.OPEN, cache_salt=0)]
+    assert m.OPEN.cache_salt != 0
+
+
+@pytest.mark.parametrize("salt", [-1, 2**64])
+def test_a_salt_that_is_no_u64_is_our_own_bug(salt: int) -> None:
+    with pytest.raises(LocalProtocolError, match="cannot encode OpenSession"):
+        encode_target([replace(m.OPEN, cache_salt=salt)], LIMITS)
+
+
 def test_sampling_is_required() -> None:
     data = spoil_target(lambda f: f.open_session.items[0].ClearField("sampling"), m.OPEN)
     with pytest.raises(RemoteProtocolError, match="without sampling parameters"):

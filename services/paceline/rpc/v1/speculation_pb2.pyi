@@ -175,7 +175,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position")
+    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position", "cache_salt")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class OpenSession(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_POSITION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     prompt_len: int
@@ -190,7 +191,8 @@ class OpenSession(_message.Message):
     sampling: Sampling
     mode: VerificationMode
     limit_position: int
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ...) -> None: ...
+    cache_salt: int
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ..., cache_salt: _Optional[int] = ...) -> None: ...
 
 class OpenSessionBatch(_message.Message):
     __slots__ = ("items",)
