@@ -17,6 +17,8 @@ from paceline.target.deployment import TargetReplica
 
 # A replica whose pass loop died must be noticed in seconds, not in Serve's default 30.
 _HEALTH = {"health_check_period_s": 2, "health_check_timeout_s": 10}
+# What a draft may take to end once it has drained; Serve kills what takes longer.
+_DRAFT_STOP_S = 10
 
 
 def build_app(config: AppConfig) -> Application:
@@ -33,7 +35,11 @@ def build_app(config: AppConfig) -> Application:
     bound = [controller]
     if config.speculation.method != "off":
         # The gateway never calls it: it is bound so that Serve deploys it with the application.
-        draft = serve.deployment(name="DraftReplica", graceful_shutdown_timeout_s=10, **_HEALTH)
+        draft = serve.deployment(
+            name="DraftReplica",
+            graceful_shutdown_timeout_s=config.draft.drain_timeout_s + _DRAFT_STOP_S,
+            **_HEALTH,
+        )
         bound.append(draft(DraftReplica).bind(config, controller))
     gateway = serve.deployment(name="Gateway", max_ongoing_requests=1024, **_HEALTH)(Gateway)
     return gateway.bind(

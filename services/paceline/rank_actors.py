@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 STOP_TIMEOUT_S = 2.0
+# A pass that takes longer hangs, and its replica is replaced: unless a deployment says otherwise.
+MAX_PASS_S = 60.0
 # Resources that Ray's actor options name by themselves.
 NAMED_RESOURCES = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
@@ -176,30 +178,34 @@ class Ranks:
 
 
 async def load_replica_engine(
-    model: ModelConfig, *, draft_top_n: int | None = None
+    model: ModelConfig, *, max_pass_s: float = MAX_PASS_S, draft_top_n: int | None = None
 ) -> ReplicaEngine:
     """The engine that `model` describes, ready, with all of its ranks.
 
+    A pass that takes longer than `max_pass_s` breaks it; with several ranks also one that takes
+    longer than `tensor_parallel_timeout_s`.
     `ConfigError` when it cannot be served, or when the deployment has no place for its ranks.
     """
     if model.tensor_parallel_size == 1:
         engine = await asyncio.to_thread(load_source, model, draft_top_n=draft_top_n)
-        return ReplicaEngine(engine)
+        return ReplicaEngine(engine, max_pass_s=max_pass_s)
     check_source(model)
     ranks = Ranks(model, own_placement_group(model))
     try:
         # Together: each process takes seconds to import torch.
         folder, _ = await asyncio.gather(asyncio.to_thread(_find_weights, model), ranks.prepare())
-        return await _load_ranks(model, folder, ranks, draft_top_n)
+        engine, runner = await _load_ranks(model, folder, ranks, draft_top_n)
     except BaseException:
         # Whoever still waits for the others in the group, a thread of ours too, fails with them.
         ranks.kill()
         raise
+    limit_s = min(max_pass_s, model.tensor_parallel_timeout_s)
+    return ReplicaEngine(engine, max_pass_s=limit_s, runner=runner, ranks=ranks)
 
 
 async def _load_ranks(
     model: ModelConfig, folder: Path, ranks: Ranks, draft_top_n: int | None
-) -> ReplicaEngine:
+) -> tuple[Engine, TensorParallelRunner]:
     from paceline.engine import tensor_parallel
 
     host = ray.util.get_node_ip_address()
@@ -216,10 +222,9 @@ async def _load_ranks(
     # A rank that failed to load says why; that the group lost it says nothing.
     for future in sorted(done, key=lambda future: future is mine):
         future.result()
-    engine, runner = mine.result()
+    loaded = mine.result()
     ranks.run()
-    limit_s = model.tensor_parallel_timeout_s
-    return ReplicaEngine(engine, max_pass_s=limit_s, runner=runner, ranks=ranks)
+    return loaded
 
 
 def actor_options(bundle: dict[str, float]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class DraftReplica:
         )
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
+        # Undone in reverse: the goodbye, so that nobody assigns to it; then its sequences leave.
+        self._parts.push_async_callback(self._driver.drain)
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
@@ -71,6 +73,7 @@ class DraftReplica:
             "rank_pids": self._engine.rank_pids,
             "num_sessions": len(table),
             "connected": self._driver.connected,
+            "is_draining": table.is_draining,
             "table": dataclasses.asdict(table.stats),
             "num_engine_blocks_used": info.num_blocks
             - await self._driver.worker.free_blocks(check=check),

@@ -17,11 +17,12 @@ from paceline.engine.base import EngineBroken, OutOfBlocks
 from paceline.engine.worker import EngineWorker, monotonic_us
 from paceline.pass_loop import PassLoop
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
-from paceline.protocol.messages import PROTOCOL_VERSION, DraftMessage, Hello
+from paceline.protocol.messages import PROTOCOL_VERSION, DraftMessage, Drain, Hello
 from paceline.rpc.backoff import Backoff
 from paceline.rpc.client import dial
 from paceline.rpc.errors import HandshakeRefused, StreamLost
 from paceline.rpc.stream import DraftStream
+from paceline.rpc.tls import check_draft_tls
 
 logger = logging.getLogger("ray.serve")
 
@@ -65,10 +66,31 @@ class DraftDriver:
         self._connected: set[str] = set()
         self._next_link_id = 1
         self._is_over = False
+        self._has_left = asyncio.Event()  # while it drains: no target counts on it any more
         self._loop = PassLoop("draft", self._turn, self._leave)
 
     async def start(self) -> None:
+        """Raises ConfigError when `rpc.tls_dir` has no certificate for a draft."""
+        check_draft_tls(self._rpc)
         self._loop.start()
+
+    async def drain(self) -> None:
+        """Before `stop`: ask the targets to move, and serve on until none counts on this draft,
+        at most for `draft.drain_timeout_s`."""
+        self.table.is_draining = True
+        self.set_targets(self._connected)
+        for stream in self._streams.values():
+            stream.send(Drain())
+        self._check_left()
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self._has_left.wait()
+        except TimeoutError:
+            logger.info("%d sequences stayed to the end of the drain", len(self.table))
+
+    def _check_left(self) -> None:
+        if self.table.is_draining and len(self.table) == 0:
+            self._has_left.set()
 
     async def stop(self) -> None:
         for stream in self._streams.values():
@@ -110,7 +132,7 @@ class DraftDriver:
 
     async def _keep_link(self, address: str) -> None:
         backoff = Backoff(self._rpc.redial_min_s, self._rpc.redial_max_s, random.random)
-        while True:
+        while not self.table.is_draining:
             try:
                 async with dial(address, self._rpc, self.hello) as (welcome, stream):
                     backoff.reset()
@@ -134,11 +156,13 @@ class DraftDriver:
                 for message in await stream.receive():
                     for answer in self.table.receive(link_id, message, monotonic_us()):
                         stream.send(answer)
+                self._check_left()
                 self._loop.wake()
         finally:
             self._connected.discard(address)
             del self._streams[link_id]
             self.table.lose_link(link_id)
+            self._check_left()
             self._loop.wake()
 
     def _leave(self) -> None:
@@ -158,6 +182,7 @@ class DraftDriver:
     async def _turn(self) -> None:
         for link_id, close in self.table.expire(monotonic_us()):
             self._send(link_id, close)
+        self._check_left()
         items = self.table.begin_pass(self._config.max_rows_per_pass)
         if items or self.table.has_released:
             await self._pass(items)

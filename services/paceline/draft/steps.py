@@ -24,6 +24,7 @@ def step_item(item: PassItem) -> StepItem:
         rule=None if key is None else Propose(key),
         # One row is a decode step; of more than one it is not known how many are cached.
         max_rows=work.max_rows if len(work.token_ids) > 1 else None,
+        cache_salt=item.cache_salt,
     )
 
 

@@ -42,6 +42,7 @@ class DraftTableStats:
     num_dropped_tokens: int = 0
     num_expired: int = 0
     num_evicted: int = 0
+    num_poisoned: int = 0
     num_nacks: int = 0
     num_drafted_tokens: int = 0
 
@@ -51,6 +52,7 @@ class _Entry:
     session: DraftSession
     sequence_id: int
     seen_us: int
+    cache_salt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class PassItem:
     sampling: SamplingParams
     mode: VerificationMode
     work: DraftWork
+    cache_salt: int = 0
 
     @property
     def propose_round(self) -> int | None:
@@ -91,6 +94,7 @@ class DraftTable:
         self._entries: dict[SessionKey, _Entry] = {}
         self._next_sequence_id = 1
         self._released: list[int] = []
+        self.is_draining = False  # opens nothing new: BUSY, so that a target looks elsewhere
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -143,7 +147,8 @@ class DraftTable:
         status = self._admit(message)
         if status is OpenStatus.OK:
             session = DraftSession(message, max_len=self.max_len)
-            self._entries[key] = _Entry(session, self._next_sequence_id, now_us)
+            entry = _Entry(session, self._next_sequence_id, now_us, message.cache_salt)
+            self._entries[key] = entry
             self._next_sequence_id += 1
             self.stats.num_opened += 1
         return Opened(message.session_id, message.epoch, status)
@@ -152,8 +157,13 @@ class DraftTable:
         if message.mode not in self.modes:
             self.stats.num_unsupported += 1
             return OpenStatus.UNSUPPORTED
+        if len(message.token_ids) > self.max_len:
+            # No honest target asks: it knows this draft's context from its Hello.
+            self.stats.num_unsupported += 1
+            return OpenStatus.UNSUPPORTED
         length = max(message.limit_position, len(message.token_ids))
-        if len(self._entries) >= self.max_sessions or not self._fits(length):
+        is_full = len(self._entries) >= self.max_sessions or not self._fits(length)
+        if self.is_draining or is_full:
             self.stats.num_busy += 1
             return OpenStatus.BUSY
         return OpenStatus.OK
@@ -177,10 +187,14 @@ class DraftTable:
         entry = self._touch(key, message.epoch, now_us)
         if entry is None:
             return []
+        if message.start + len(message.token_ids) > self.max_len:
+            self._drop(key)  # no honest target: it parts from a draft that its text outgrows
+            return [CloseSession(message.session_id, message.epoch, CloseReason.PROTOCOL)]
         try:
             outcome = entry.session.receive_verdict(message)
         except RemoteProtocolError:
             self._drop(key)  # the sequence is poisoned; the target will reopen it
+            self.stats.num_poisoned += 1
             return [CloseSession(message.session_id, message.epoch, CloseReason.PROTOCOL)]
         if isinstance(outcome, Nack):
             self.stats.num_nacks += 1
@@ -257,7 +271,16 @@ class DraftTable:
             session = entry.session
             work = session.begin_work(rows_left)
             rows_left -= work.num_rows
-            items.append(PassItem(key, entry.sequence_id, session.sampling, session.mode, work))
+            items.append(
+                PassItem(
+                    key=key,
+                    sequence_id=entry.sequence_id,
+                    sampling=session.sampling,
+                    mode=session.mode,
+                    work=work,
+                    cache_salt=entry.cache_salt,
+                )
+            )
         return items
 
     def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:

@@ -90,6 +90,7 @@ class TargetSession:
     """One sequence. `max_tokens` >= 1 counts output; `max_len` bounds prompt + output.
 
     `log`, if given, holds exactly the prompt and is taken over: hashing takes time.
+    `output_token_ids` are output that was committed elsewhere: it goes on behind them.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class TargetSession:
         stop_token_ids: frozenset[int] = frozenset(),
         max_draft_ahead: int = 16,
         log: TokenLog | None = None,
+        output_token_ids: tuple[int, ...] = (),
     ) -> None:
         if not prompt_token_ids:
             raise LocalProtocolError("a sequence needs at least one prompt token")
@@ -117,14 +119,17 @@ class TargetSession:
         self.stop_token_ids = stop_token_ids
         self.max_draft_ahead = max_draft_ahead
         self.log = TokenLog(prompt_token_ids) if log is None else log
+        self.log.extend(output_token_ids)
         # Invariant: prompt_len <= committed_len <= len(log) <= granted_limit or committed_len.
-        self.committed_len = self.prompt_len
+        self.committed_len = self.prompt_len + len(output_token_ids)
+        if self.committed_len >= self.end_len:
+            raise LocalProtocolError("the output has ended: there is nothing to go on with")
         self.link = LinkState.LOST
         self.epoch = 0
         self.round = 0
         self.finish_reason: FinishReason | None = None
         # The draft may only speak about positions from here on (length at the last open).
-        self._open_len = self.prompt_len
+        self._open_len = self.committed_len
         # Largest limit ever granted in this epoch: a credit is never taken back.
         self._granted_limit = 0
         self._draft_max_len = MAX_POSITION
@@ -189,7 +194,7 @@ class TargetSession:
         self._draft_max_len = draft_max_len
         self.link = next_state(self.link, LinkEvent.REOPEN)
         self.epoch += 1
-        self._empty_window()
+        self.empty_window()
         self._open_len = self.committed_len
         self._flush_round = self._open_round = self.round
         self._granted_limit = self.limit_position
@@ -219,9 +224,10 @@ class TargetSession:
     def close(self) -> None:
         if self.link is not LinkState.CLOSED:
             self.link = next_state(self.link, LinkEvent.CLOSE)
-        self._empty_window()
+        self.empty_window()
 
-    def _empty_window(self) -> None:
+    def empty_window(self) -> None:
+        """Forget the proposals, whatever they are: no law depends on that (C2)."""
         self.log.truncate(self.committed_len)
         self._window_probs.clear()
 

@@ -34,7 +34,9 @@ class TargetReplica:
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
-        self._engine = await load_replica_engine(config.target.model)
+        self._engine = await load_replica_engine(
+            config.target.model, max_pass_s=config.target.max_pass_s
+        )
         self._parts.push_async_callback(self._engine.stop)
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
         await self._driver.start()
@@ -72,9 +74,11 @@ class TargetReplica:
             }
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta | RequestError]:
-        """One item per round. A refusal is an item, too: Serve logs a traceback for what is
-        raised here, and any client could fill the log with those."""
+    async def generate(
+        self, request: GenerateRequest
+    ) -> AsyncIterator[RoundDelta | RequestError | None]:
+        """One item per round; None: nothing new, but the target lives. A refusal is an item, too:
+        Serve logs a traceback for what is raised here, and any client could fill the log."""
         try:
             async for delta in self._driver.generate(request):
                 yield delta
@@ -102,6 +106,7 @@ class TargetReplica:
             "rank_pids": self._engine.rank_pids,
             "scheduler": dataclasses.asdict(scheduler.stats),
             "drafts": dict(scheduler.drafts.counts),
+            "breakers": scheduler.drafts.pool.breaker_states(),
             "num_links": self._driver.num_links,
             "num_running": scheduler.num_running,
             "num_waiting": scheduler.num_waiting,

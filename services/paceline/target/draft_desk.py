@@ -2,12 +2,28 @@
 
 It decides which draft serves a sequence and what a message of a draft does; it does not know
 passes, engines or sockets. A draft can cost time here, never a token.
+
+What a draft's failure costs, from the least to the most:
+
+- A message that does not fit (late, double, from another context) is counted and dropped.
+- A broken rule costs the sequence this draft for good, and the draft a strike. Too many strikes
+  cost it its stream; when it dials again it is dark.
+- A draft that owes a sequence proposals for too long, or does not answer an Open, loses the
+  sequence, which pauses (longer each time) and prefers another draft next.
+- These, a draft that gives a sequence up and a stream lost while it served are failures: too many
+  in a row make the draft dark (`breaker`). One that is full or does not know the mode has not
+  failed.
+- After `rpc.max_reopens` drafts a sequence does without.
+
+A draft that drains has not failed either: its sequences move to others that can take them, and
+stay while none can. Nothing of this holds up a pass: until a draft is there, it is a plain one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from paceline.config import RpcConfig
 from paceline.errors import RemoteProtocolError
@@ -27,7 +43,8 @@ from paceline.protocol.messages import (
 )
 from paceline.protocol.target_session import Disposition
 from paceline.sampling.params import SamplingParams
-from paceline.target.draft_pool import DraftPool
+from paceline.target.breaker import BreakerState
+from paceline.target.draft_pool import DraftLink, DraftPool
 from paceline.target.sequence import Sequence
 
 _US = 1_000_000
@@ -35,10 +52,18 @@ _OPEN_OVERHEAD_BYTES = 1024
 _TOKEN_BYTES = 5
 _BIAS_BYTES = 20
 MAX_DRAFT_US = _US
+# Prompt tokens for which a draft that has not said anything yet gets `rpc.stall_timeout_s` more.
+TOKENS_PER_STALL_TIMEOUT = 512
+MAX_STALL_TIMEOUTS = 16
 
 
 class DraftDesk:
-    """`counts` has one entry per `Disposition` and per event named below; all only rise."""
+    """`counts` has one entry per `Disposition` and per event named below; all only rise.
+
+    Of drafts: attached, drained, dark (and of these: outlawed), probed, restored. Of sequences:
+    opened, reopened, moved, open_timeout, stalled, given_up, remote_error, outgrown, gave_up and
+    each refusal (busy, unsupported). Of messages: nack, nack_repeated, unknown_session, flood.
+    """
 
     def __init__(
         self,
@@ -50,8 +75,9 @@ class DraftDesk:
         self._sequences = sequences
         self._policy = policy
         self._config = config
-        self.pool = DraftPool(config.max_remote_errors, max_draft_ahead)
+        self.pool = DraftPool(config, max_draft_ahead)
         self.counts: Counter[str] = Counter()
+        self._now_us = 0  # the latest that we were told
 
     # -- links ------------------------------------------------------------------------------
 
@@ -60,45 +86,125 @@ class DraftDesk:
         self.pool.attach(link_id, hello)
         self.counts["attached"] += 1
 
-    def detach(self, link_id: int) -> None:
-        """A draft is gone: its sequences go on alone and look for another."""
+    def detach(self, link_id: int, now_us: int | None = None, num_remote_errors: int = 0) -> None:
+        """A draft is gone: its sequences go on alone and look for another.
+
+        `now_us`: None for the time of the last call that had one. `num_remote_errors`: messages
+        that were not even readable; they count like broken rules.
+        """
+        self._now_us = self._now_us if now_us is None else now_us
+        link = self.pool.get(link_id)
+        if link is not None and link.strikes + num_remote_errors >= self.pool.max_strikes:
+            link.breaker.trip(self._now_us)
+            self.counts.update(("outlawed", "dark"))
+        elif link is not None and link.sessions and not link.is_draining:
+            self._fail(link, None, self._now_us)
         for session_id in self.pool.detach(link_id):
             sequence = self._sequences.get(session_id)
             if sequence is not None and sequence.draft_id == link_id:
                 self._lose(sequence, LinkEvent.PEER_LOST)
 
     def maintain(self, running: Iterable[int], now_us: int) -> None:
-        """Open what has no draft, give up on opens that are not answered."""
+        """Open what has no draft, take away from drafts what they do not serve or should not."""
+        self._now_us = now_us
+        has_draining = self.pool.has_draining
         for session_id in running:
             sequence = self._sequences[session_id]
-            opening = sequence.session.link is LinkState.OPENING
-            if opening and now_us >= sequence.open_deadline_us:
+            link = sequence.session.link
+            if link is LinkState.OPENING and now_us >= sequence.open_deadline_us:
                 self.counts["open_timeout"] += 1
                 self._part(sequence, CloseReason.REPLACED)
                 self._lose(sequence, LinkEvent.OPEN_TIMEOUT, now_us)
+            elif link is LinkState.STREAMING and self._is_stalled(sequence, now_us):
+                self.counts["stalled"] += 1
+                sequence.patience.num_stalls += 1
+                self._part(sequence, CloseReason.REPLACED)
+                self._lose(sequence, LinkEvent.PEER_LOST, now_us)
+            elif has_draining and sequence.session.is_attached:
+                self._move(sequence, now_us)
             self.try_open(sequence, now_us)
+
+    def _is_stalled(self, sequence: Sequence, now_us: int) -> bool:
+        """A draft that owes a first proposal gets time for its prompt, and for all the prompts
+        that we have given it beside it; one that has begun shares its passes with them."""
+        patience = sequence.patience
+        limit_us = int(self._config.stall_timeout_s * _US)
+        if not patience.is_due(limit_us, now_us):
+            return False
+        link = self.pool.get(sequence.draft_id)
+        if link is not None and not patience.is_proven:
+            others = (self._sequences.get(session_id) for session_id in link.sessions)
+            num_tokens = sum(
+                other.session.committed_len
+                for other in others
+                if other is not None and not other.patience.is_proven
+            )
+            limit_us *= min(MAX_STALL_TIMEOUTS, 1 + num_tokens // TOKENS_PER_STALL_TIMEOUT)
+        return patience.is_over(limit_us, now_us)
+
+    def _move(self, sequence: Sequence, now_us: int) -> None:
+        """Leave a draft that drains for one that can take the sequence, if there is one.
+
+        It is promised to that one now and opened there when what the old one has sent is used up:
+        an open empties the window.
+        """
+        link = self.pool.get(sequence.draft_id)
+        if link is None or not link.is_draining or not self._may_open(sequence, now_us):
+            return
+        link_id = self._choose(sequence, now_us)
+        if link_id is None:
+            return
+        self.counts["moved"] += 1
+        self._part(sequence, CloseReason.REPLACED)
+        self._lose(sequence, LinkEvent.PEER_LOST)
+        self._assign(sequence, link_id)
 
     def try_open(self, sequence: Sequence, now_us: int) -> None:
         """Hand the sequence to the least loaded draft, if it wants one and one is there."""
         session = sequence.session
-        if session.link is not LinkState.LOST or not sequence.max_draft:
+        if session.link is not LinkState.LOST or not self._may_open(sequence, now_us):
             return
-        if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
-            return
-        if session.committed_len > self._max_open_len(session.sampling):
-            return  # too long to travel: it goes on without a draft
-        link_id = self.pool.choose(
-            session.mode, now_us, avoid=sequence.last_draft_id, length=session.committed_len
-        )
-        link = None if link_id is None else self.pool.get(link_id)
-        if link_id is None or link is None:
-            return
-        sequence.draft_id = sequence.last_draft_id = link_id
+        link = self.pool.get(sequence.draft_id)
+        if link is None or link.is_draining or link.breaker.state is BreakerState.DARK:
+            self._detach_sequence(sequence, None)
+            link_id = self._choose(sequence, now_us)
+            link = self.pool.get(link_id)
+            if link_id is None or link is None:
+                return
+            self._assign(sequence, link_id)
+        elif session.window_len:
+            return  # it has just moved
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
         sequence.arrivals.clear()  # the window that they describe is emptied
-        link.sessions.add(session.session_id)
-        self.pool.send(link_id, session.reopen(link.hello.max_model_len), grants=True)
+        message = session.reopen(link.hello.max_model_len)
+        message = replace(message, cache_salt=sequence.request.cache_salt)
+        self.pool.send(sequence.draft_id, message, grants=True)
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
+
+    def _may_open(self, sequence: Sequence, now_us: int) -> bool:
+        """Whether any draft may be asked to serve the sequence now."""
+        session = sequence.session
+        if not sequence.max_draft or session.epoch > self._config.max_reopens:
+            return False
+        if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
+            return False
+        # What is too long to travel goes on without a draft.
+        return session.committed_len <= self._max_open_len(session.sampling)
+
+    def _choose(self, sequence: Sequence, now_us: int) -> int | None:
+        session = sequence.session
+        return self.pool.choose(
+            session.mode,
+            now_us,
+            avoid=sequence.last_draft_id,
+            length=session.committed_len,
+            barred=sequence.barred_drafts,
+        )
+
+    def _assign(self, sequence: Sequence, link_id: int) -> None:
+        sequence.draft_id = sequence.last_draft_id = link_id
+        if self.pool.assign(link_id, sequence.session.session_id):
+            self.counts["probed"] += 1
 
     def _max_open_len(self, sampling: SamplingParams) -> int:
         """An OpenSession carries every token (5 bytes each at most) and must fit one message."""
@@ -122,7 +228,7 @@ class DraftDesk:
         """
         if sequence.session.is_attached:
             self._part(sequence, CloseReason.REPLACED)
-            self._lose(sequence, LinkEvent.PEER_LOST)
+        self._lose(sequence, LinkEvent.PEER_LOST)
         sequence.last_draft_id = None
 
     def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
@@ -130,6 +236,7 @@ class DraftDesk:
         give, and its place and KV blocks are for others."""
         if sequence.session.has_draft_room:
             self.pool.send(sequence.draft_id, verdict, grants=True)
+            sequence.patience.grant(sequence.ready_us, _has_credit(sequence))
             return
         self.counts["outgrown"] += 1
         self._part(sequence, CloseReason.REPLACED)
@@ -139,13 +246,15 @@ class DraftDesk:
 
     def receive(self, link_id: int, message: DraftMessage, now_us: int, wire_us: int = 0) -> None:
         """Act on one message of a draft. Never raises for what a peer may send."""
+        self._now_us = now_us
         match message:
             case DraftTokens() | Opened() | Nack() | CloseSession():
                 self._receive_for_sequence(link_id, message, now_us, wire_us)
             case Drain():
                 link = self.pool.get(link_id)
-                if link is not None:
+                if link is not None and not link.is_draining:
                     link.is_draining = True
+                    self.counts["drained"] += 1
             case _:
                 pass  # Ping, Pong and Bye are the stream's own affair
 
@@ -156,7 +265,8 @@ class DraftDesk:
         now_us: int,
         wire_us: int,
     ) -> None:
-        if not self.pool.spend(link_id):
+        link = self.pool.get(link_id)
+        if link is None or not self.pool.spend(link_id):
             self.counts["flood"] += 1
             return
         sequence = self._sequences.get(message.session_id)
@@ -169,9 +279,9 @@ class DraftDesk:
         try:
             match message:
                 case DraftTokens():
-                    self._draft(link_id, sequence, message, now_us, wire_us)
+                    self._draft(link, sequence, message, now_us, wire_us)
                 case Opened():
-                    self._opened(link_id, sequence, message, now_us)
+                    self._opened(link, sequence, message, now_us)
                 case Nack():
                     self._nack(sequence, message)
                 case CloseSession():
@@ -179,11 +289,12 @@ class DraftDesk:
         except RemoteProtocolError:
             self.counts["remote_error"] += 1
             self.pool.strike(link_id)
+            sequence.barred_drafts.add(link.hello.replica_id)  # it would do it again
             self._part(sequence, CloseReason.PROTOCOL)
             self._lose(sequence, LinkEvent.PEER_LOST, now_us)
 
     def _draft(
-        self, link_id: int, sequence: Sequence, draft: DraftTokens, now_us: int, wire_us: int
+        self, link: DraftLink, sequence: Sequence, draft: DraftTokens, now_us: int, wire_us: int
     ) -> None:
         session = sequence.session
         # Two arrivals in one window under one verdict: no flush and no lack of credit between.
@@ -194,6 +305,9 @@ class DraftDesk:
         if disposition is Disposition.KEPT:
             sequence.keep(draft, now_us, wire_us)
             sequence.open_pause_us = 0  # this draft is worth coming back to
+            sequence.patience.reward(now_us, _has_credit(sequence))
+            if link.breaker.keep(now_us):
+                self.counts["restored"] += 1
             if draft.draft_us:
                 # A peer's word, so bounded: no draft step of use takes longer than this.
                 draft_us = min(draft.draft_us, MAX_DRAFT_US)
@@ -202,17 +316,17 @@ class DraftDesk:
                 self._policy.arrival_us.update(since_last_us / len(draft.token_ids))
         elif disposition is Disposition.GAP:
             nack = Nack(session.session_id, session.epoch, len(session.log))
-            self.pool.send(link_id, nack)
+            self.pool.send(sequence.draft_id, nack)
 
-    def _opened(self, link_id: int, sequence: Sequence, opened: Opened, now_us: int) -> None:
+    def _opened(self, link: DraftLink, sequence: Sequence, opened: Opened, now_us: int) -> None:
         if not sequence.session.receive_opened(opened):
             self.counts[Disposition.STALE_EPOCH] += 1
             return
         if opened.status is OpenStatus.OK:
+            sequence.patience.start(now_us, _has_credit(sequence))
             return
         self.counts[opened.status] += 1
-        link = self.pool.get(link_id)
-        if link is not None and opened.status is OpenStatus.BUSY:
+        if opened.status is OpenStatus.BUSY:
             link.busy_until_us = now_us + int(self._config.redial_min_s * _US)
         self._detach_sequence(sequence, now_us)
 
@@ -222,7 +336,12 @@ class DraftDesk:
             return
         self.counts["nack"] += 1
         verdict = sequence.session.receive_nack(nack.have_len)
-        if verdict is not None:
+        if sequence.nacked_round == sequence.session.round:
+            # One repetition per verdict: it may be as long as the text, and the next one is due
+            # as soon as the next verdict shows the draft that it still misses something.
+            self.counts["nack_repeated"] += 1
+        elif verdict is not None:
+            sequence.nacked_round = sequence.session.round
             self.pool.send(sequence.draft_id, verdict)
 
     def _given_up(self, sequence: Sequence, close: CloseSession, now_us: int) -> None:
@@ -238,15 +357,31 @@ class DraftDesk:
 
     def _lose(self, sequence: Sequence, event: LinkEvent, now_us: int | None = None) -> None:
         """`now_us` given: the draft itself failed us, so pause before the next open."""
+        link = self.pool.get(sequence.draft_id)
+        if link is not None and now_us is not None:
+            self._fail(link, sequence.session.session_id, now_us)
         if sequence.session.is_attached:
             sequence.session.lose_draft(event)
         self._detach_sequence(sequence, now_us)
 
+    def _fail(self, link: DraftLink, session_id: int | None, now_us: int) -> None:
+        if link.breaker.fail(session_id, now_us):
+            self.counts["dark"] += 1
+
     def _detach_sequence(self, sequence: Sequence, now_us: int | None) -> None:
+        if sequence.draft_id is None:
+            return
         self.pool.release(sequence.draft_id, sequence.session.session_id)
         sequence.draft_id = None
+        if sequence.session.epoch > self._config.max_reopens:
+            self.counts["gave_up"] += 1
         if now_us is not None:
             first = int(self._config.redial_min_s * _US)
             last = int(self._config.redial_max_s * _US)
             sequence.open_pause_us = min(last, max(first, sequence.open_pause_us * 2))
             sequence.next_open_us = now_us + sequence.open_pause_us
+
+
+def _has_credit(sequence: Sequence) -> bool:
+    """Whether a draft that knows what we know could propose something more."""
+    return len(sequence.session.log) < sequence.session.limit_position

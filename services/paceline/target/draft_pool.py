@@ -6,13 +6,17 @@ order in which they must arrive.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from paceline.config import RpcConfig
 from paceline.protocol.messages import Hello, TargetMessage
 from paceline.sampling.params import VerificationMode
+from paceline.target.breaker import Breaker, Breakers
 
 # What one of our messages may bring back: the proposals of a whole credit, one by one, twice
-# over, and a Nack. An honest draft stays far below; a flood runs dry and earns strikes.
+# over, and a Nack. An honest draft stays far below; a flood runs dry and earns strikes. Answers
+# grant nothing, so this bounds every loop of messages, too: of Nacks, gaps and late proposals.
 ANSWERS_PER_POSITION = 2
 ANSWERS_EXTRA = 8
 ALLOWANCE_FLOOR = 1024
@@ -26,6 +30,7 @@ class DraftLink:
     """
 
     hello: Hello
+    breaker: Breaker
     sessions: set[int] = field(default_factory=set)
     outbox: list[TargetMessage] = field(default_factory=list)
     strikes: int = 0
@@ -36,10 +41,11 @@ class DraftLink:
 
 
 class DraftPool:
-    """Links by id. `max_strikes` broken rules cost a draft its stream."""
+    """Links by id. `rpc.max_remote_errors` broken rules cost a draft its stream."""
 
-    def __init__(self, max_strikes: int, max_draft_ahead: int = 16) -> None:
-        self.max_strikes = max_strikes
+    def __init__(self, config: RpcConfig, max_draft_ahead: int = 16) -> None:
+        self.max_strikes = config.max_remote_errors
+        self._breakers = Breakers(config)
         self._answers = ANSWERS_PER_POSITION * max_draft_ahead + ANSWERS_EXTRA
         self._links: dict[int, DraftLink] = {}
 
@@ -47,25 +53,44 @@ class DraftPool:
         return len(self._links)
 
     def attach(self, link_id: int, hello: Hello) -> None:
-        self._links[link_id] = DraftLink(hello)
+        self._links[link_id] = DraftLink(hello, self._breakers.get(hello.replica_id))
 
     def detach(self, link_id: int) -> set[int]:
-        """Forget a link; returns the sequences that it served."""
+        """Forget a link, but not its draft's breaker; returns the sequences that it served."""
         link = self._links.pop(link_id, None)
-        return set() if link is None else link.sessions
+        if link is None:
+            return set()
+        for session_id in link.sessions:
+            link.breaker.release(session_id)
+        return link.sessions
 
-    def get(self, link_id: int) -> DraftLink | None:
-        return self._links.get(link_id)
+    def get(self, link_id: int | None) -> DraftLink | None:
+        return None if link_id is None else self._links.get(link_id)
 
     def links(self) -> dict[int, DraftLink]:
         return self._links
 
+    @property
+    def has_draining(self) -> bool:
+        return any(link.is_draining for link in self._links.values())
+
+    def breaker_states(self) -> dict[str, str]:
+        """By replica id, of the drafts that are attached."""
+        links = self._links.values()
+        return {link.hello.replica_id: link.breaker.state.value for link in links}
+
     def choose(
-        self, mode: VerificationMode, now_us: int, avoid: int | None = None, length: int = 0
+        self,
+        mode: VerificationMode,
+        now_us: int,
+        avoid: int | None = None,
+        length: int = 0,
+        barred: Collection[str] = (),
     ) -> int | None:
         """The least loaded draft that may take one more sequence; `avoid` only as a last resort.
 
         A draft whose own context ends at or before `length` tokens could not propose anything.
+        `barred` are replicas that must not have it. None is chosen that is dark, but for a probe.
         """
         candidates = [
             (link_id == avoid, len(link.sessions), link_id)
@@ -75,8 +100,17 @@ class DraftPool:
             and link.busy_until_us <= now_us
             and link.hello.max_model_len > length
             and len(link.sessions) < link.hello.max_sessions
+            and link.strikes < self.max_strikes
+            and link.hello.replica_id not in barred
+            and link.breaker.may_open(now_us)
         ]
         return min(candidates)[2] if candidates else None
+
+    def assign(self, link_id: int, session_id: int) -> bool:
+        """A chosen draft is to serve this sequence; True when it is the one that probes it."""
+        link = self._links[link_id]
+        link.sessions.add(session_id)
+        return link.breaker.open(session_id)
 
     def send(self, link_id: int | None, message: TargetMessage, *, grants: bool = False) -> None:
         """Queue a message; a link that is gone swallows it.
@@ -107,6 +141,7 @@ class DraftPool:
         link = None if link_id is None else self._links.get(link_id)
         if link is not None:
             link.sessions.discard(session_id)
+            link.breaker.release(session_id)
 
     def strike(self, link_id: int) -> None:
         link = self._links.get(link_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 
 from paceline.config import AppConfig
@@ -20,16 +20,13 @@ from paceline.protocol.messages import PROTOCOL_VERSION, DraftTokens, Hello, Wel
 from paceline.rpc.errors import StreamLost
 from paceline.rpc.server import SpeculationServer
 from paceline.rpc.stream import TargetStream
+from paceline.target import endings
+from paceline.target.endings import Ending
+from paceline.target.intake import living_outputs
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
 
 logger = logging.getLogger("ray.serve")
-
-_DOWN = "this target has stopped; try again"
-_ENGINE_FAILED = "the model failed on this request's batch; nothing more was generated"
-_ENGINE_BROKEN = (
-    "the model failed under this request's batch, and this target has stopped; try again"
-)
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class TargetDriver:
     ) -> None:
         self.worker = worker
         self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
-        self._rpc = config.rpc
+        self._alive_interval_s = config.target.alive_interval_s
         self._requests: dict[str, _Answers] = {}
         self._answers: dict[int, _Answers] = {}  # the same by session id
         self._streams: dict[int, TargetStream] = {}
@@ -97,25 +94,34 @@ class TargetDriver:
 
     # -- requests ---------------------------------------------------------------------------
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[RoundDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[RoundDelta | None, None]:
         """One delta per round of each choice; closing the iterator early aborts what is left.
 
+        None says that there is no news but the target lives: so often as
+        `target.alive_interval_s` while a request waits, for a place or for a long pass.
         When the target stops, its requests end in a 503: `engine_broken` if they were in the
         pass that broke the engine and so may be the cause, else `target_lost`.
         """
         if request.request_id in self._requests:
             raise RequestError("a request with this id is in progress", "request_id")
         if not self._loop.is_running:
-            raise _target_lost()
+            raise endings.target_lost()
         first_session_id = self.scheduler.add(request, monotonic_us())
-        answers = _Answers(first_session_id, set(range(request.n)))
-        session_ids = [first_session_id + choice for choice in range(request.n)]
+        answers = _Answers(first_session_id, set(living_outputs(request)))
+        session_ids = [first_session_id + choice for choice in answers.open]
         self._requests[request.request_id] = answers
         self._answers.update(dict.fromkeys(session_ids, answers))
         self._loop.wake()
         try:
             while answers.open:
-                delta = await answers.queue.get()
+                try:
+                    async with asyncio.timeout(self._alive_interval_s):
+                        delta = await answers.queue.get()
+                except TimeoutError:
+                    # Also amid a pass, however long it takes: who waits for a place is not in it.
+                    self._end(self.scheduler.expire(monotonic_us()))
+                    yield None
+                    continue
                 if isinstance(delta, RequestError):
                     raise delta
                 if delta is None or delta.choice not in answers.open:
@@ -140,7 +146,7 @@ class TargetDriver:
         if answers is None:
             return False
         if choice is None:
-            self._fail(answers, RequestError("the request was aborted", None, "aborted", 499))
+            self._fail(answers, endings.aborted())
             return True
         if choice not in answers.open:
             return False
@@ -148,6 +154,12 @@ class TargetDriver:
         answers.queue.put_nowait(None)
         self._abort_choice(answers, choice)
         return True
+
+    def _end(self, ended: Iterable[Ending]) -> None:
+        for session_id, error in ended:
+            answers = self._answers.get(session_id)
+            if answers is not None:
+                self._fail(answers, error)
 
     def _fail(self, answers: _Answers, error: RequestError) -> None:
         answers.queue.put_nowait(error)
@@ -161,6 +173,7 @@ class TargetDriver:
     # -- passes -----------------------------------------------------------------------------
 
     async def _turn(self) -> None:
+        self._end(self.scheduler.expire(monotonic_us()))
         plan = self.scheduler.plan(monotonic_us())
         self._flush()
         if isinstance(plan, Hold):
@@ -174,7 +187,7 @@ class TargetDriver:
 
     def _fail_all(self) -> None:
         for answers in self._requests.values():
-            self._fail(answers, _target_lost())
+            self._fail(answers, endings.target_lost())
 
     async def _run_released(self) -> None:
         released = self.scheduler.take_released()
@@ -190,15 +203,15 @@ class TargetDriver:
             # Nothing was changed: the next turn plans again, with less.
             if not self.scheduler.make_room(plan):
                 logger.exception("the cache cannot hold a lone sequence")
-                self._fail_pass(plan, _engine_error())
+                self._end(self.scheduler.fail_pass(plan))
             return
         except EngineBroken:
-            self._fail_pass(plan, _engine_broken())
+            self._end(self.scheduler.break_pass(plan))
             raise  # ends the pass loop, so that this replica is replaced
         except Exception:
-            # One bad batch must not end the replica: its requests fail, the others go on.
+            # One bad batch must not end the replica, nor one bad request its batch.
             logger.exception("a pass over %d sequences failed", len(plan.entries))
-            self._fail_pass(plan, _engine_error())
+            self._end(self.scheduler.fail_pass(plan))
             return
         times = PassTimes(done.started_us, done.ended_us)
         deltas = self.scheduler.end_pass(plan, done.results, times, done.num_free_blocks)
@@ -207,12 +220,6 @@ class TargetDriver:
             if answers is not None:
                 answers.queue.put_nowait(delta)
         self._flush()
-
-    def _fail_pass(self, plan: PassPlan, error: RequestError) -> None:
-        for session_id in self.scheduler.fail_pass(plan):
-            answers = self._answers.get(session_id)
-            if answers is not None:
-                self._fail(answers, error)
 
     # -- drafts -----------------------------------------------------------------------------
 
@@ -244,25 +251,13 @@ class TargetDriver:
         except StreamLost as lost:
             logger.info("draft %s (link %d) left: %s", hello.replica_id, link_id, lost)
         finally:
-            desk.detach(link_id)
+            desk.detach(link_id, monotonic_us(), stream.num_remote_errors)
             del self._streams[link_id]
             self._loop.wake()
 
     @property
     def num_links(self) -> int:
         return len(self._streams)
-
-
-def _engine_error() -> RequestError:
-    return RequestError(_ENGINE_FAILED, None, "engine_error", 500)
-
-
-def _engine_broken() -> RequestError:
-    return RequestError(_ENGINE_BROKEN, None, "engine_broken", 503, 1)
-
-
-def _target_lost() -> RequestError:
-    return RequestError(_DOWN, None, "target_lost", 503, 1)
 
 
 def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:

@@ -12,14 +12,25 @@ from paceline.config import SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo
 from paceline.errors import ContextLengthError, RequestError
 from paceline.generation import GenerateRequest
+from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.target_session import TargetSession
 from paceline.protocol.token_log import TokenLog
-from paceline.sampling.params import MAX_STOP_TOKEN_IDS, SamplingParams, VerificationMode
+from paceline.sampling.params import (
+    MAX_SEED,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+    VerificationMode,
+)
 from paceline.target.sequence import Sequence
+
+_US = 1_000_000
+# Odd, so that no two attempts below 2**64 give the same seed.
+_SEED_STEP = 0x9E3779B97F4A7C15
 
 
 class Intake:
-    """`check` raises `RequestError`; `sequences` makes the n sequences of a checked request."""
+    """`check` raises `RequestError`; `sequences` makes the sequences of a checked request, one
+    for each choice that is to run."""
 
     def __init__(
         self, info: EngineInfo, target: TargetConfig, speculation: SpeculationConfig
@@ -32,6 +43,7 @@ class Intake:
         self._check_lengths(request)
         self._check_ids(request)
         self._check_sampling(request)
+        self._check_resumption(request)
 
     def sequences(
         self, request: GenerateRequest, first_session_id: int, now_us: int
@@ -39,10 +51,12 @@ class Intake:
         """Choice i has session id `first_session_id` + i."""
         log = TokenLog(request.prompt_token_ids)  # milliseconds for a long prompt: once for all
         group: list[Sequence] = []
-        for choice in range(request.n):
-            own_log = log.copy() if group else log
-            sequence = self._sequence(request, first_session_id + choice, choice, own_log)
+        outputs = living_outputs(request)
+        for choice, output in outputs.items():
+            own_log = log.copy() if len(group) + 1 < len(outputs) else log
+            sequence = self._sequence(request, first_session_id + choice, choice, own_log, output)
             sequence.ready_us = now_us
+            sequence.queue_deadline_us = now_us + int(self._target.max_queue_s * _US)
             if group:
                 sequence.leader = group[0]
                 sequence.num_shared_tokens = self.num_shared_tokens(request)
@@ -87,10 +101,12 @@ class Intake:
 
     def _check_ids(self, request: GenerateRequest) -> None:
         vocab_size = self._info.vocab_size
+        resumed = [] if request.resumption is None else request.resumption.outputs
         for name, param, token_ids in (
             ("prompt token ids", "prompt", request.prompt_token_ids),
             ("stop token ids", "stop_token_ids", request.stop_token_ids),
             ("logit bias ids", "logit_bias", [i for i, _ in request.sampling.logit_bias]),
+            *(("output token ids", "resumption", output or ()) for output in resumed),
         ):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
                 raise RequestError(f"{name} must be in [0, {vocab_size})", param)
@@ -119,10 +135,36 @@ class Intake:
                 "speculation.mode",
             )
 
+    def _check_resumption(self, request: GenerateRequest) -> None:
+        resumption = request.resumption
+        if resumption is None:
+            return
+        if resumption.attempt < 1 or len(resumption.outputs) != request.n:
+            raise RequestError(
+                "a resumption needs attempt >= 1 and an output for each of the"
+                f" {request.n} choices",
+                "resumption",
+            )
+        living = living_outputs(request).values()
+        if not living:
+            raise RequestError("every choice of this request has ended", "resumption")
+        room = self._info.max_model_len - len(request.prompt_token_ids)
+        max_tokens, stop_ids = min(request.max_tokens, room), {*self._stop_ids(request)}
+        for output in living:
+            if len(output) >= max_tokens or not stop_ids.isdisjoint(output):
+                raise RequestError(
+                    "a choice whose output has come to its end cannot be resumed", "resumption"
+                )
+
     # -- sequences --------------------------------------------------------------------------
 
     def _sequence(
-        self, request: GenerateRequest, session_id: int, choice: int, log: TokenLog
+        self,
+        request: GenerateRequest,
+        session_id: int,
+        choice: int,
+        log: TokenLog,
+        output: tuple[int, ...],
     ) -> Sequence:
         max_draft = self._max_draft(request)
         session = TargetSession(
@@ -135,6 +177,7 @@ class Intake:
             stop_token_ids=frozenset(self._stop_ids(request)),
             max_draft_ahead=self._max_draft_ahead(max_draft),
             log=log,
+            output_token_ids=output,
         )
         return Sequence(session, request, max_draft, choice)
 
@@ -146,7 +189,22 @@ class Intake:
     def _sampling(self, request: GenerateRequest, choice: int) -> SamplingParams:
         sampling = request.sampling
         held_back = self._stop_ids(request) if sampling.min_tokens else ()
-        return replace(sampling, choice=choice, stop_token_ids=held_back)
+        seed = self._seed(request)
+        return replace(sampling, choice=choice, stop_token_ids=held_back, seed=seed)
+
+    def _seed(self, request: GenerateRequest) -> int:
+        """Each attempt in a rejection mode has noise of its own.
+
+        There the noise is keyed by the round, and a resumed sequence counts rounds from 0 again:
+        with the old seed it would meet noise that its tokens so far were drawn with, and what is
+        drawn next would depend on them beyond the model's law (C3). New noise given the tokens so
+        far is what the law asks for. Greedy has no noise; coupled noise is keyed by position, and
+        must be that of the tries before to give the same tokens.
+        """
+        seed, resumption = request.sampling.seed, request.resumption
+        if resumption is None or self._mode(request) not in REJECTION_MODES:
+            return seed
+        return (seed + resumption.attempt * _SEED_STEP) & MAX_SEED
 
     def _mode(self, request: GenerateRequest) -> VerificationMode:
         if request.sampling.is_greedy:
@@ -166,3 +224,9 @@ class Intake:
         A proposal further ahead is a longer bet that no pass can use any sooner.
         """
         return min(self._speculation.max_draft_ahead, 2 * max_draft + 1)
+
+
+def living_outputs(request: GenerateRequest) -> dict[int, tuple[int, ...]]:
+    """The choices to run, ascending, and the output that each of them has already."""
+    outputs = ((),) * request.n if request.resumption is None else request.resumption.outputs
+    return {choice: output for choice, output in enumerate(outputs) if output is not None}

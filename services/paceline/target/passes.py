@@ -105,6 +105,7 @@ def make_entry(
         num_logprobs=request.num_logprobs,
         num_prompt_logprobs=request.num_prompt_logprobs if scored else None,
         scored_token_ids=scored,
+        cache_salt=request.cache_salt,
     )
     sequence.in_pass = True
     return PassEntry(session.session_id, item, draft)

@@ -91,15 +91,18 @@ class Roster:
         """Waiting sequences that have never run: those that `target.max_queued_seqs` counts."""
         return sum(not self.sequences[i].num_preemptions for i in self.waiting)
 
-    def check_room(self, prompt_len: int, num_shared_tokens: int, n: int) -> None:
-        """Whether the n choices of a new request may come in, all of them: by numbers alone, so
-        that a refusal costs next to nothing.
+    def check_room(self, lengths: list[int], num_shared_tokens: int) -> None:
+        """Whether the choices of a new request, whose texts are so long, may come in, all of
+        them: by numbers alone, so that a refusal costs next to nothing.
 
         Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait, and
         `RequestError` when that would be so even if nobody else were here.
         """
-        needed = self._blocks(prompt_len)
-        missing = [needed] + [needed - num_shared_tokens // self._block_size] * (n - 1)
+        n, num_shared_blocks = len(lengths), num_shared_tokens // self._block_size
+        missing = [
+            self._blocks(length) - (num_shared_blocks if index else 0)
+            for index, length in enumerate(lengths)
+        ]
         max_queued = self._config.max_queued_seqs
         at_best = self._num_startable(missing, 0, self._num_blocks)
         if n - at_best > max_queued:
@@ -141,6 +144,17 @@ class Roster:
             return False
         return missing_blocks <= free - self._watermark
 
+    def overdue(self, now_us: int) -> list[int]:
+        """Who has waited too long for a request's first place, in order of arrival."""
+        overdue = []
+        for session_id in self.waiting:
+            deadline_us = self.sequences[session_id].queue_deadline_us
+            if deadline_us > now_us:
+                break  # and so is everybody's behind
+            if deadline_us:
+                overdue.append(session_id)
+        return overdue
+
     def admit(self) -> list[Sequence]:
         """Start what may start, first come first served; returns it."""
         admitted: list[Sequence] = []
@@ -155,8 +169,20 @@ class Roster:
             free -= missing_blocks
             self.running.append(self.waiting.popleft())
             sequence.is_running = True
+            self._stop_waiting(sequence)
             admitted.append(sequence)
         return admitted
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        """Its request has a place: neither it nor the choices behind it can be overdue."""
+        if not sequence.queue_deadline_us:
+            return
+        sequence.queue_deadline_us = 0
+        for session_id in self.waiting:
+            other = self.sequences[session_id]
+            if other.first_session_id != sequence.first_session_id:
+                break
+            other.queue_deadline_us = 0
 
     def remove(self, session_id: int) -> Sequence:
         """The sequence has ended."""
@@ -174,6 +200,11 @@ class Roster:
         sequence.preempt()
         self.waiting.appendleft(sequence.session.session_id)
         return sequence
+
+    def drop_cache(self, sequence: Sequence) -> None:
+        """Take the blocks of a running sequence, which keeps its place."""
+        self._released.append(sequence.session.session_id)
+        sequence.preempt()
 
     def _stop(self, sequence: Sequence) -> None:
         sequence.is_running = False

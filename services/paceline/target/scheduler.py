@@ -16,8 +16,10 @@ from paceline.engine.base import EngineInfo, StepResult
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.protocol.link import LinkState
 from paceline.protocol.lookahead import LonePolicy, WindowOutlook
+from paceline.target import endings
 from paceline.target.draft_desk import DraftDesk
-from paceline.target.intake import Intake
+from paceline.target.endings import Ending
+from paceline.target.intake import Intake, living_outputs
 from paceline.target.passes import Hold, PassEntry, PassPlan, make_entry
 from paceline.target.roster import Roster
 from paceline.target.sequence import PassTimes, Sequence
@@ -42,6 +44,8 @@ class SchedulerStats:
     num_aborted: int = 0
     num_preemptions: int = 0
     num_prefix_tokens: int = 0
+    num_queue_timeouts: int = 0
+    num_failed_passes: int = 0
 
 
 class Scheduler:
@@ -66,6 +70,8 @@ class Scheduler:
         self._next_session_id = 1
         # The last plan did not fit: the next has no proposals and nobody new.
         self._is_short = False
+        # The last pass was one of a suspect alone: the next is for the others.
+        self._is_others_turn = False
         self.drafts = DraftDesk(self._sequences, self.policy, rpc, speculation.max_draft_ahead)
 
     # -- requests ---------------------------------------------------------------------------
@@ -84,20 +90,21 @@ class Scheduler:
         return self._roster.num_free_blocks
 
     def add(self, request: GenerateRequest, now_us: int) -> int:
-        """Admit or queue a request; choice i has the returned session id + i.
+        """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
 
         Raises `ContextLengthError` / `RequestError` for what can never run here and
         `OverloadedError` when `target.max_queued_seqs` wait already. Nothing was started then.
         """
         self._intake.check(request)
-        num_shared_tokens = self._intake.num_shared_tokens(request)
+        prompt_len = len(request.prompt_token_ids)
+        lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        self._roster.check_room(len(request.prompt_token_ids), num_shared_tokens, request.n)
-        group = self._intake.sequences(request, self._next_session_id, now_us)
-        self._roster.enqueue(group)
-        self._next_session_id += len(group)
+        self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
+        first_session_id = self._next_session_id
+        self._roster.enqueue(self._intake.sequences(request, first_session_id, now_us))
+        self._next_session_id += request.n
         self._admit(now_us)
-        return group[0].session.session_id
+        return first_session_id
 
     def abort(self, session_id: int) -> bool:
         """End a sequence early; False when it is already gone."""
@@ -109,6 +116,17 @@ class Scheduler:
         if not sequence.in_pass:
             self._retire(session_id)
         return True
+
+    def expire(self, now_us: int) -> list[Ending]:
+        """End the requests that have waited `target.max_queue_s` and never had a place.
+
+        Who has begun and lost its KV is not among them. May be called amid a pass.
+        """
+        overdue = self._roster.overdue(now_us)
+        for session_id in overdue:
+            self.stats.num_queue_timeouts += 1
+            self._retire(session_id)
+        return [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
 
     def take_released(self) -> list[int]:
         """Engine sequences to free, before the next pass."""
@@ -130,8 +148,8 @@ class Scheduler:
     # -- passes -----------------------------------------------------------------------------
 
     def plan(self, now_us: int) -> PassPlan | Hold:
-        """The next pass. Calls `begin_verify`; exactly one of `end_pass`, `make_room` and
-        `fail_pass` must follow."""
+        """The next pass. Calls `begin_verify`; exactly one of `end_pass`, `make_room`,
+        `fail_pass` and `break_pass` must follow."""
         self._admit(now_us)
         self.drafts.maintain(self._running, now_us)
         if not self._running:
@@ -140,11 +158,22 @@ class Scheduler:
         if until_us is not None:
             return Hold(until_us)
         running = map(self._sequences.__getitem__, self._running)
-        runnable = [sequence for sequence in running if not sequence.is_held]
+        runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
         missing = [sequence for sequence in runnable if not sequence.is_decoding]
         decodes, rows_left = self._decode_entries(decoding, missing)
         return PassPlan((*decodes, *self._prefill_entries(missing, rows_left)))
+
+    def _take_turns(self, runnable: list[Sequence]) -> list[Sequence]:
+        """While there are suspects: one of them alone, then all others, and so on in turn."""
+        suspects = [sequence for sequence in runnable if sequence.is_suspect]
+        others = [sequence for sequence in runnable if not sequence.is_suspect]
+        return others if self._is_others_turn and others else suspects[:1] or others
+
+    def _end_turn(self, plan: PassPlan) -> None:
+        self._is_short = False
+        sequences = [self._sequences[entry.session_id] for entry in plan.entries]
+        self._is_others_turn = any(sequence.is_suspect for sequence in sequences)
 
     def _lone_hold(self, now_us: int) -> int | None:
         if len(self._running) != 1 or self.num_waiting or self._is_short:
@@ -229,7 +258,7 @@ class Scheduler:
         `num_free_blocks` is the engine's count after the pass.
         """
         self.stats.num_passes += 1
-        self._is_short = False
+        self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
         if not plan.has_prefill:
             self.policy.pass_us.update(times.ended_us - times.started_us)
@@ -257,6 +286,7 @@ class Scheduler:
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
+        sequence.is_suspect = False
         sequence.acceptance.update(delta.num_draft_tokens, delta.num_accepted_tokens)
         self._count(delta.num_draft_tokens, delta.num_accepted_tokens, len(delta.token_ids))
         if step.verdict is not None and not session.is_finished:
@@ -298,18 +328,53 @@ class Scheduler:
         self.drafts.suspend(self._roster.preempt_newest())
         return True
 
-    def fail_pass(self, plan: PassPlan) -> list[int]:
-        """The engine failed: its sequences end here; returns their session ids."""
-        self._is_short = False
-        failed = []
+    def fail_pass(self, plan: PassPlan) -> list[Ending]:
+        """The engine raised, and can go on: nothing of this pass has happened.
+
+        One request must not take others with it. A pass over several sequences ends nobody: all
+        of them are suspects and compute their texts again, each alone, until it has committed a
+        token that way. A pass over one has found the cause. Every cycle commits a token of each
+        suspect or ends it, so an engine that fails any batch still serves them one by one.
+        """
+        self.stats.num_failed_passes += 1
+        self._end_turn(plan)
+        ended = []
         for entry in plan.entries:
-            sequence = self._sequences.get(entry.session_id)
-            if sequence is not None:
-                sequence.in_pass = False
-                sequence.session.cancel_verify()
+            sequence = self._sequences[entry.session_id]
+            sequence.in_pass = False
+            sequence.session.cancel_verify()
+            if sequence.is_aborted:
                 self._retire(entry.session_id)
-                failed.append(entry.session_id)
-        return failed
+            elif len(plan.entries) == 1:
+                self._retire(entry.session_id)
+                ended.append((entry.session_id, endings.engine_error()))
+            else:
+                self._suspect(sequence)
+        return ended
+
+    def _suspect(self, sequence: Sequence) -> None:
+        """Nothing that could be the cause is kept: neither KV nor what a draft proposed."""
+        sequence.is_suspect = True
+        self._roster.drop_cache(sequence)
+        self.drafts.suspend(sequence)
+        sequence.session.empty_window()
+        sequence.arrivals.clear()
+
+    def break_pass(self, plan: PassPlan) -> list[Ending]:
+        """The engine broke under this pass for good: everybody ends here.
+
+        Who had a choice in the pass may be the cause and is told so; the others are not.
+        """
+        in_pass = {self._sequences[e.session_id].first_session_id for e in plan.entries}
+        ended = []
+        for session_id, sequence in list(self._sequences.items()):
+            sequence.in_pass = False
+            sequence.session.cancel_verify()
+            self._retire(session_id)
+            is_suspect = sequence.first_session_id in in_pass
+            error = endings.engine_broken() if is_suspect else endings.target_lost()
+            ended.append((session_id, error))
+        return ended
 
 
 def _prefill_share(missing: Seq[Sequence], rows_left: int) -> int:

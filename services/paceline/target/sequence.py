@@ -1,6 +1,6 @@
 """One of a request's sequences inside the scheduler: its session, and what passes need to know.
 
-It knows no other sequence but choice 0 of its own request, and neither queues nor KV blocks.
+It knows no other sequence but the first of its own request, and neither queues nor KV blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
 from paceline.protocol.lookahead import AcceptanceEstimate
 from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession, TokenDelta
+from paceline.target.patience import Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class PassTimes:
 class Sequence:
     """`max_draft` is the K cap in force (0 = drafting off).
 
-    `leader` is choice 0 for the other choices of a request: `num_shared_tokens` of its prompt's
-    KV can be had from the prefix cache as soon as it has computed them.
+    `leader` is the first choice that runs, for the others of its request: `num_shared_tokens` of
+    the prompt's KV can be had from the prefix cache as soon as it has computed them.
     """
 
     session: TargetSession
@@ -52,6 +53,10 @@ class Sequence:
     is_running: bool = False
     in_pass: bool = False
     is_aborted: bool = False
+    # A failed pass was over it and others: it runs alone until it has committed a token.
+    is_suspect: bool = False
+    # When it has waited too long for a place; 0 once its request has had one.
+    queue_deadline_us: int = 0
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in the prefix cache by the first prefill
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # until the first delta
@@ -60,11 +65,19 @@ class Sequence:
     open_deadline_us: int = 0
     next_open_us: int = 0
     open_pause_us: int = 0
+    patience: Patience = field(default_factory=Patience)
+    barred_drafts: set[str] = field(default_factory=set)  # replicas that broke a rule in it
+    nacked_round: int = -1  # the last round in which a Nack of the draft was answered
     ready_us: int = 0  # when the last pass of this sequence ended
     last_arrival_us: int = 0
     hold_until_us: int = 0
     hold_have: int = 0
     arrivals: list[Arrival] = field(default_factory=list)
+
+    @property
+    def first_session_id(self) -> int:
+        """Session id of choice 0: the same for all choices of a request, whether it runs or not."""
+        return self.session.session_id - self.choice
 
     @property
     def is_decoding(self) -> bool:
@@ -73,13 +86,13 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether to wait for choice 0, which computes the prompt of both."""
+        """Whether to wait for the leader, which computes the prompt of both."""
         leader = self.leader
         return (
             leader is not None
             and self.num_shared_tokens > 0
             and leader.is_running
-            and leader.session.num_output_tokens == 0
+            and leader.session.round == 0
         )
 
     def unscored_prompt(self, start: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ LAW = SparseProbs((4, 9), (65535, 1))
 
 def table_with(mode):
     table = DraftTable(max_sessions=1, max_len=1000, session_idle_us=1000)
-    table.receive(1, OpenSession(7, 2, 3, (1, 2, 3, 8), SAMPLING, mode, 100), 0)
+    table.receive(1, OpenSession(7, 2, 3, (1, 2, 3, 8), SAMPLING, mode, 100, 77), 0)
     return table
 
 
@@ -34,6 +34,7 @@ def test_a_prefill_then_a_decode(mode):
         output_index=1,
         rule=Propose(2 << 20) if is_proposing else None,
         max_rows=3,
+        cache_salt=77,
     )
     table.end_pass([item], [work_result(StepResult(1, (), cached_len=3))], 0)
     (item,) = table.begin_pass(3)
@@ -45,6 +46,7 @@ def test_a_prefill_then_a_decode(mode):
         sampling=SAMPLING,
         output_index=1,
         rule=Propose(2 << 20 | 1) if is_proposing else None,
+        cache_salt=77,
     )
 
 

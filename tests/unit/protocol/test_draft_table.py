@@ -129,6 +129,14 @@ class TestOpen:
         assert (len(table), table.take_released()) == (0, [1])
 
 
+class TestDraining:
+    def test_nothing_new_and_the_old_goes_on(self):
+        table = filled((1, 1))
+        table.is_draining = True
+        assert table.receive(1, opening(2), 0) == [Opened(2, 1, BUSY)]
+        assert len(run_pass(table)) == 1
+
+
 class TestMessages:
     def test_verdict_that_agrees(self):
         table = filled((1, 7))
@@ -154,6 +162,7 @@ class TestMessages:
         table.receive(1, verdict(3, 50), 0)
         answer = table.receive(1, verdict(3, 60, 61), 0)
         assert answer == [CloseSession(7, 1, CloseReason.PROTOCOL)]
+        assert table.stats.num_poisoned == 1
         assert table.session((1, 7)) is None
         assert table.session((1, 8)) is not None
         assert table.take_released() == [1]

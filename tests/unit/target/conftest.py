@@ -44,6 +44,10 @@ class ToyDraft:
             self.engine.free(sequence_id)
 
 
+class PlantedError(Exception):
+    """An engine's ordinary failure."""
+
+
 class Rig:
     """`out` collects each sequence's tokens, `plans` every pass; `now` only moves when told."""
 
@@ -62,6 +66,8 @@ class Rig:
         self.out = {}
         self.deltas = {}
         self.plans = []
+        self.failed_plans = []
+        self.ended = []  # (session id, error) of those that the target itself ended
         self.sent = []  # every message to a draft, as (link_id, message)
         self._known = set()
 
@@ -156,6 +162,10 @@ class Rig:
             results = self.engine.step(plan.items)
         except OutOfBlocks:
             assert self.scheduler.make_room(plan)
+            return self.begin()
+        except PlantedError:
+            self.ended += self.scheduler.fail_pass(plan)
+            self.failed_plans.append(plan)
             return self.begin()
         self.plans.append(plan)
         return plan, results

@@ -175,7 +175,8 @@ class TestSharedPrompt:
         rig = make_rig()
         first, second = ask(rig, 2)
         plan, _ = rig.begin()
-        assert rig.scheduler.fail_pass(plan) == [first]
+        [(failed, error)] = rig.scheduler.fail_pass(plan)
+        assert (failed, error.code) == (first, "engine_error")
         rig.run()
         assert rig.out[second] == rig.oracle(PROMPT, 20, seed=1, choice=1)
         rig.check_clean()

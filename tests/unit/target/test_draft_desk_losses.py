@@ -98,14 +98,15 @@ class TestBrokenRules:
         assert (link_id, message.epoch) == (2, 2)
 
     def test_too_many_make_an_outlaw(self, rig):
+        """One strike for each sequence that it spoils: never the same one twice."""
         rig.desk.detach(2)
-        now = 0
-        for number in range(8):
-            assert rig.desk.pool.take_outlaws() == [], f"after {number}"
-            rig.desk.receive(1, DraftTokens(1, session_of(rig).epoch, 2, 0, (5,), 0), now)
-            now += 10 * SECOND
-            rig.desk.maintain([1], now)
+        others = [rig.add(PROMPT, 40) for _ in range(7)]
+        for session_id in (1, *others):
+            assert rig.desk.pool.take_outlaws() == [], f"before {session_id}"
+            rig.desk.receive(1, DraftTokens(session_id, 1, 2, 0, (5,), 0), 0)
         assert rig.desk.pool.take_outlaws() == [1]
+        rig.desk.maintain([1, *others], 100 * SECOND)
+        assert session_of(rig).link is LinkState.LOST, "an outlaw gets nothing more"
         rig.desk.detach(1)
         assert rig.desk.pool.take_outlaws() == []
         finish(rig)
@@ -201,12 +202,100 @@ class TestDetach:
 
 
 class TestDrain:
-    def test_nothing_new_and_the_old_goes_on(self, rig):
+    def test_nothing_new_and_the_old_goes_on_where_none_can_take_it(self, rig):
+        rig.desk.receive(2, Drain(), 0)
         rig.desk.receive(1, Drain(), 0)
-        rig.add(PROMPT, 40)
-        assert [link_id for link_id, _ in rig.take_sent()] == [2]
+        rig.desk.maintain([1], 0)
+        assert rig.take_sent() == []
         rig.desk.receive(1, draft(rig, 10), 0)
         assert session_of(rig).window_len == 1
+
+    def test_its_sequences_move_to_another(self, rig):
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.maintain([1], 0)
+        closed, (link_id, opened) = rig.take_sent()
+        assert closed == (1, CloseSession(1, 1, CloseReason.REPLACED))
+        assert (link_id, opened.epoch, opened.token_ids) == (2, 2, PROMPT)
+        assert [rig.desk.pool.get(i).sessions for i in (1, 2)] == [set(), {1}]
+        assert (rig.desk.counts["drained"], rig.desk.counts["moved"]) == (1, 1)
+        finish(rig)
+
+    def test_what_has_arrived_is_used_first(self, rig):
+        """9 right ones: the prompt's pass writes the first token itself, then 4 + 1 and 3 + 1."""
+        text = rig.oracle(PROMPT, 40)
+        rig.desk.receive(1, draft(rig, *text[:9]), 0)
+        rig.desk.receive(1, Drain(), 0)
+        sent = []
+        for _ in range(4):
+            rig.step()
+            sent.append([(i, type(m)) for i, m in rig.take_sent()])
+        assert sent == [[(1, CloseSession)], [], [], [(2, OpenSession), (2, Verdict)]]
+        assert [delta.num_accepted_tokens for delta in rig.deltas[1]] == [0, 4, 3, 0]
+        finish(rig)
+
+    def test_a_place_that_is_promised_is_taken(self, rig):
+        """Link 2 has room for one: the second sequence stays where it is."""
+        rig.desk.detach(2)
+        other = rig.add(PROMPT, 40)
+        rig.take_sent()
+        rig.desk.receive(1, Opened(other, 1, OpenStatus.OK), 0)
+        rig.desk.attach(3, rig.hello(3, max_sessions=1))
+        rig.desk.receive(1, draft(rig, 10), 0)
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.maintain([1, other], 0)
+        assert [rig.desk.pool.get(i).sessions for i in (1, 3)] == [{other}, {1}]
+        assert rig.take_sent() == [(1, CloseSession(1, 1, CloseReason.REPLACED))]
+
+    @pytest.mark.parametrize("how", ["lost", "drains too", "is dark"])
+    def test_the_promised_draft_goes_as_well(self, rig, how):
+        rig.desk.receive(1, draft(rig, 10), 0)
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.maintain([1], 0)
+        rig.take_sent()
+        if how == "lost":
+            rig.desk.detach(2)
+        elif how == "drains too":
+            rig.desk.receive(2, Drain(), 0)
+        else:
+            rig.desk.pool.get(2).breaker.trip(0)
+        rig.desk.attach(3, rig.hello(3))
+        rig.desk.maintain([1], 0)
+        assert [(i, m.epoch) for i, m in rig.take_sent()] == [(3, 2)]
+        finish(rig)
+
+    @pytest.mark.parametrize("how", ["ends", "is preempted"])
+    def test_a_sequence_that_was_promised(self, rig, how):
+        rig.desk.receive(1, draft(rig, 10), 0)
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.maintain([1], 0)
+        if how == "ends":
+            rig.scheduler.abort(1)
+        else:
+            rig.desk.suspend(rig.scheduler._sequences[1])
+        assert rig.desk.pool.get(2).sessions == set()
+
+    def test_while_it_was_opening(self, make_rig):
+        rig = make_rig()
+        rig.desk.attach(1, rig.hello(1))
+        rig.add(PROMPT, 40)
+        rig.desk.attach(2, rig.hello(2))
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.maintain([1], 0)
+        assert [(i, type(m)) for i, m in rig.take_sent()] == [
+            (1, OpenSession),
+            (1, CloseSession),
+            (2, OpenSession),
+        ]
+        finish(rig)
+
+    def test_the_end_of_a_drained_stream_is_no_failure(self, make_rig):
+        rig = make_rig(rpc={"breaker_failures": 1})
+        rig.desk.attach(1, rig.hello(1))
+        rig.add(PROMPT, 40)
+        rig.desk.receive(1, Drain(), 0)
+        rig.desk.detach(1, 0)
+        assert rig.desk.counts["dark"] == 0
+        finish(rig)
 
     def test_all_drain(self, rig):
         rig.desk.receive(1, Drain(), 0)

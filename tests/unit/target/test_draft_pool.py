@@ -2,11 +2,13 @@
 
 import pytest
 
+from paceline.config import RpcConfig
 from paceline.protocol.draft_table import SUPPORTED_MODES
 from paceline.protocol.messages import CloseReason, CloseSession, Hello
 from paceline.sampling.params import VerificationMode
 from paceline.target.draft_pool import DraftPool
 
+CONFIG = RpcConfig(max_remote_errors=3)
 GREEDY, COUPLED = VerificationMode.GREEDY, VerificationMode.COUPLED
 
 
@@ -20,7 +22,7 @@ def message(number):
 
 @pytest.fixture
 def pool():
-    made = DraftPool(max_strikes=3)
+    made = DraftPool(CONFIG)
     for link_id in (1, 2):
         made.attach(link_id, hello())
     return made
@@ -28,7 +30,7 @@ def pool():
 
 class TestChoose:
     def test_nobody(self):
-        assert DraftPool(3).choose(GREEDY, 0) is None
+        assert DraftPool(CONFIG).choose(GREEDY, 0) is None
 
     def test_the_first_of_equals(self, pool):
         assert pool.choose(GREEDY, 0) == 1
@@ -61,7 +63,7 @@ class TestChoose:
         assert [pool.choose(GREEDY, now) for now in (0, 99, 100)] == [2, 2, 1]
 
     def test_full(self):
-        pool = DraftPool(3)
+        pool = DraftPool(CONFIG)
         pool.attach(1, hello(max_sessions=2))
         pool.get(1).sessions.add(5)
         assert pool.choose(GREEDY, 0) == 1
@@ -69,7 +71,7 @@ class TestChoose:
         assert pool.choose(GREEDY, 0) is None
 
     def test_modes(self):
-        pool = DraftPool(3)
+        pool = DraftPool(CONFIG)
         pool.attach(1, hello(modes=(GREEDY,)))
         pool.attach(2, hello(modes=(COUPLED,)))
         assert [pool.choose(mode, 0) for mode in (GREEDY, COUPLED)] == [1, 2]

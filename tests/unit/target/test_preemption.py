@@ -209,7 +209,8 @@ class TestWhoGivesWay:
         session_id = rig.add(FIRST, 20)
         plan = rig.scheduler.plan(rig.now)
         assert not rig.scheduler.make_room(plan)
-        assert rig.scheduler.fail_pass(plan) == [session_id]
+        [(failed, error)] = rig.scheduler.fail_pass(plan)
+        assert (failed, error.code) == (session_id, "engine_error")
         rig.check_clean()
 
     def test_aborted_while_it_waits(self, make_rig):
