@@ -33,11 +33,10 @@ class Answer:
             )
             for _ in range(request.n)
         ]
-        # Choices that the target has not ended by itself; it may still send their rounds.
+        # Choices that the running try's target has not ended by itself; it may still send rounds.
         self._at_target = set(range(request.n))
         self._num_open = request.n
         self._is_prompt_known = False
-        self.has_begun = False
 
     @property
     def is_whole(self) -> bool:
@@ -52,6 +51,12 @@ class Answer:
     def is_at_target(self, choice: int) -> bool:
         return choice in self._at_target
 
+    def begin_try(self) -> None:
+        """Another target runs what has no finish reason, and nothing else."""
+        self._at_target = {
+            choice for choice, part in enumerate(self._choices) if part.finish_reason is None
+        }
+
     def receive(self, delta: RoundDelta) -> RoundText | None:
         """None for a round that comes after a stop string ended its choice.
 
@@ -63,7 +68,6 @@ class Answer:
         if delta.finish_reason:
             self._at_target.discard(choice)
         scored = self._prompt_entries(delta)
-        self.has_begun = True
         assembler = self._choices[choice]
         if assembler.finish_reason:
             return None

@@ -13,13 +13,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.config import GatewayConfig
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
+from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.plan import ID_PREFIXES, Endpoint, Plan, Planner
 from paceline.gateway.tokenizer import Tokenizer
@@ -28,21 +28,13 @@ from paceline.generation import GenerateRequest, RoundDelta
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
-# Waits before the second, third, ... other try; the first other try is made at once, because
-# most often another replica is there.
-RETRY_PAUSES_S = (0.1, 0.3, 1.0)
-TARGET_LOST = "target_lost"
-# The request was in the pass that broke its target's engine. Most often something else did it (a
-# rank died), but a request that breaks whatever computes it must not go from target to target.
-ENGINE_BROKEN = "engine_broken"
-MAX_ENGINE_BROKEN_RETRIES = 1
 
 
 class TargetStream(Protocol):
-    """The rounds of one request. RequestErrors of the target come out of the iteration as they
-    are; a target that cannot be reached is a RequestError too (503)."""
+    """The rounds of one request, and None as a sign of life. RequestErrors of the target come out
+    of the iteration as they are; a target that cannot be reached is a RequestError too (503)."""
 
-    def __aiter__(self) -> AsyncIterator[RoundDelta]: ...
+    def __aiter__(self) -> AsyncIterator[RoundDelta | None]: ...
 
     def cancel(self) -> None:
         """Stop listening, at once and without waiting."""
@@ -88,9 +80,12 @@ class GatewayService:
         self._sleep = sleep
         # Choices and aborts under way: a request for n choices counts n, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
-        # 3 + max_retries, as a choice has one abort at most and so has every try of a request.
+        # 3, as a choice has one abort at most and so has a request.
         self.num_in_progress = 0
         self._aborts: set[asyncio.Task[None]] = set()
+        # Those of lost tries, which a silent target delays. They take no place from requests.
+        # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
+        self._lost_aborts: set[asyncio.Task[None]] = set()
 
     @contextmanager
     def places(self, body: GenerationBody) -> Iterator[None]:
@@ -134,41 +129,41 @@ class GatewayService:
         """Rounds until the answer is whole. Close it (`aclosing`): that is what frees the target.
 
         The last round is followed up to the end of the target's stream, so that the target has
-        let go of the sequences when this ends. A target that is lost before its first round is
-        tried again up to `max_retries` times: seed and tokens are the same, so is the text. Of
-        these tries at most MAX_ENGINE_BROKEN_RETRIES follow a target that broke under it.
+        let go of the sequences when this ends. Where a target is lost, another one goes on: seed
+        and tokens are the same, so is the text. A lost try's stream is never read again.
         """
+        failover = Failover(plan.request, self.config.max_retries)
         request = plan.request
-        num_broken = 0
-        for num_retries in range(1, self.config.max_retries + 2):
+        while True:
             try:
-                async with aclosing(self._rounds_of(request, answer)) as rounds:
+                async with aclosing(self._rounds_of(request, answer, failover)) as rounds:
                     async for item in rounds:
                         yield item
                 return
             except RequestError as error:
-                num_broken += error.code == ENGINE_BROKEN
-                is_last = answer.has_begun or num_retries > self.config.max_retries
-                is_last |= num_broken > MAX_ENGINE_BROKEN_RETRIES
-                if error.code not in (TARGET_LOST, ENGINE_BROKEN) or is_last:
+                attempt = failover.next_try(error)
+                if attempt is None:
                     raise
                 logger.warning("request %s: %s, try again", request.request_id, error.code)
-            if num_retries > 1:
-                await self._sleep(RETRY_PAUSES_S[min(num_retries, len(RETRY_PAUSES_S) + 1) - 2])
-            # Under its own name the abort of the lost try, which may still be on its way to the
-            # targets, would hit this one.
-            request = replace(request, request_id=f"{plan.request.request_id}~{num_retries}")
+            if attempt.pause_s:
+                await self._sleep(attempt.pause_s)
+            answer.begin_try()
+            request = attempt.request
 
     async def _rounds_of(
-        self, request: GenerateRequest, answer: Answer
+        self, request: GenerateRequest, answer: Answer, failover: Failover
     ) -> AsyncGenerator[RoundText, None]:
         """One try."""
         stream = self._targets.generate(request)
+        deltas = aiter(stream)
+        failure: RequestError | None = None
         try:
-            async for delta in stream:
-                item = answer.receive(delta)
+            while (delta := await self._next_delta(deltas)) is not None:
+                item = answer.receive(failover.receive(delta))
                 if item is None:
                     continue
+                if item.finish_reason:
+                    failover.end_choice(item.choice)
                 yield item
                 if answer.is_whole and not answer.is_over:
                     return
@@ -176,37 +171,63 @@ class GatewayService:
                     # A stop string: the other choices go on.
                     self._begin_abort(request.request_id, item.choice)
             if not answer.is_over:
-                raise RequestError("The target was lost; try again.", None, TARGET_LOST, 503, 1)
+                raise target_lost()
         except RequestError as error:
             # After the end nothing is missing: the client has its answer.
+            failure = error
             if not answer.is_whole:
                 raise
             logger.warning("request %s: %s", request.request_id, error.code)
         finally:
             # No await here: the caller may be in the middle of being cancelled.
-            if not answer.is_over:
+            if not answer.is_over and not has_let_go(failure):
                 stream.cancel()
-                self._begin_abort(request.request_id)
+                is_lost = failure is not None and failure.code == TARGET_LOST
+                self._begin_abort(request.request_id, is_lost=is_lost)
 
-    def _begin_abort(self, request_id: str, choice: int | None = None) -> None:
-        self.num_in_progress += 1
-        task = asyncio.ensure_future(self._abort(request_id, choice))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
+    async def _next_delta(self, deltas: AsyncIterator[RoundDelta | None]) -> RoundDelta | None:
+        """The next news, or None at the stream's end. Raises RequestError (503) for a target that
+        gives no sign of life for `target_silence_s`; the iterator is of no use afterwards."""
+        while True:
+            timeout = asyncio.timeout(self.config.target_silence_s)
+            try:
+                async with timeout:
+                    delta = await anext(deltas)
+            except StopAsyncIteration:
+                return None
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                raise target_lost() from None
+            if delta is not None:
+                return delta
 
-    async def _abort(self, request_id: str, choice: int | None) -> None:
+    def _begin_abort(
+        self, request_id: str, choice: int | None = None, *, is_lost: bool = False
+    ) -> None:
+        aborts = self._lost_aborts if is_lost else self._aborts
+        if is_lost and len(aborts) >= self.config.max_concurrent_requests:
+            logger.warning("request %s: too many aborts of lost tries", request_id)
+            return
+        num_places = 0 if is_lost else 1
+        self.num_in_progress += num_places
+        task = asyncio.ensure_future(self._abort(request_id, choice, num_places))
+        aborts.add(task)
+        task.add_done_callback(aborts.discard)
+
+    async def _abort(self, request_id: str, choice: int | None, num_places: int) -> None:
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._targets.abort(request_id, choice)
         except TimeoutError:
             logger.warning("request %s: no target confirmed the abort", request_id)
         finally:
-            self.num_in_progress -= 1
+            self.num_in_progress -= num_places
 
     async def drain(self) -> None:
         """Wait for the aborts under way; each is bounded by ABORT_TIMEOUT_S."""
-        if self._aborts:
-            await asyncio.wait(self._aborts)
+        if aborts := self._aborts | self._lost_aborts:
+            await asyncio.wait(aborts)
 
     async def check_ready(self) -> None:
         """Raises RequestError (503) while a request would not be answered."""
