@@ -38,6 +38,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_PATTERNS = ("*.safetensors", "*.json", "tokenizer*", "*.jinja", "*.txt", "LICENSE*")
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFETENSORS_HEADER_MAX = 100 << 20
+# What reading a file that somebody bent may raise.
+_BENT = (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 HASH_CHUNK_BYTES = 1 << 20
 ASSETS = Path(__file__).with_name("assets")
 ASSET_DESCRIPTION = "draft.json"
@@ -125,11 +127,11 @@ def resolve(source: str) -> Path:
         raise ConfigError(f"{source!r} is a built-in engine and has no model folder")
     if source in ALIASES:
         return _resolve_alias(ALIASES[source])
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(source))  # os.path: never raises, whatever the string
+    if os.path.isdir(folder):
         check_folder(folder)
         return folder
-    if folder.exists():
+    if os.path.exists(folder):
         raise ConfigError(f"model {source!r} is a file; name the folder that holds it")
     if HUB_ID.fullmatch(source):
         return _resolve_hub(source)
@@ -146,15 +148,22 @@ def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} has no config.json: it is not a model folder")
     index = folder / "model.safetensors.index.json"
+    shards = sorted(folder.glob("*.safetensors"))
     if index.is_file():
-        weight_map = _read_json(index).get("weight_map", {})
-        shards = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        shards = sorted(folder.glob("*.safetensors"))
+        shards = [folder / name for name in _shard_names(index)]
     if not shards:
         raise ConfigError(_no_safetensors(folder))
     for shard in shards:
         _check_safetensors(shard)
+
+
+def _shard_names(index: Path) -> list[str]:
+    """The files that an index names, all of them beside it."""
+    weight_map = _read_json(index).get("weight_map", {})
+    names = weight_map.values() if isinstance(weight_map, dict) else [None]
+    if not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise ConfigError(f"{index} names no files of its folder: download the model again")
+    return sorted(set(names))
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -164,10 +173,11 @@ def gguf_file(folder: Path) -> Path | None:
         return None
     if len(files) > 1:
         raise ConfigError(f"{folder} has {len(files)} GGUF files; keep the one to serve")
-    with files[0].open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ConfigError(f"{files[0]} is no GGUF file: download the model again")
-    return files[0]
+    if files[0].is_file():
+        with files[0].open("rb") as file:
+            if file.read(4) == b"GGUF":
+                return files[0]
+    raise ConfigError(f"{files[0]} is no GGUF file: download the model again")
 
 
 def _no_safetensors(folder: Path) -> str:
@@ -191,10 +201,10 @@ def _check_safetensors(path: Path) -> None:
                 raise broken
             header = json.loads(file.read(header_len))
         ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        if 8 + header_len + max(ends, default=0) != size:
+            raise broken
+    except _BENT as error:
         raise broken from error
-    if 8 + header_len + max(ends, default=0) != size:
-        raise broken
 
 
 def _resolve_hub(repo_id: str) -> Path:
@@ -239,13 +249,7 @@ def num_token_ids(folder: Path) -> tuple[int, int]:
     often padded to more (Qwen: 151,936 or 152,064 columns for 151,669 ids).
     """
     vocab, added = _token_ids(folder)
-    ids, added_ids = list(vocab.values()), list(added.values())
-    if not ids or not all(type(i) is int and i >= 0 for i in ids + added_ids):
-        raise ConfigError(
-            f"{folder}/tokenizer.json lists no usable token ids: save the model with its fast "
-            "tokenizer"
-        )
-    return max(ids) + 1, max(ids + added_ids) + 1
+    return max(vocab.values()) + 1, max([*vocab.values(), *added.values()]) + 1
 
 
 def _token_ids(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -259,9 +263,13 @@ def _token_ids(folder: Path) -> tuple[dict[str, int], dict[str, int]]:
         if isinstance(vocab, list):  # unigram models list [token, score]; the index is the id
             vocab = {entry[0]: index for index, entry in enumerate(vocab)}
         added = {token["content"]: token["id"] for token in data.get("added_tokens") or []}
-        return dict(vocab), added
+        vocab = dict(vocab)
+        pairs = (*vocab.items(), *added.items())
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no tokenizer file ({error!r}): save it again") from error
+    if vocab and all(isinstance(t, str) and type(i) is int and i >= 0 for t, i in pairs):
+        return vocab, added
+    raise ConfigError(f"{path} lists no usable token ids: save the model with its fast tokenizer")
 
 
 # ------------------------------------------------------------------------------------ aliases
@@ -291,7 +299,9 @@ def _read_manifest(folder: Path, fix: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{path} is missing: {fix}")
     manifest = _read_json(path, fix)
-    if not isinstance(manifest.get("files"), dict):
+    files = manifest.get("files")
+    entries = files.values() if isinstance(files, dict) else [None]
+    if not all(isinstance(entry, dict) and {"size", "sha256"} <= entry.keys() for entry in entries):
         raise ConfigError(f"{path} is damaged: {fix}")
     return manifest
 
@@ -381,7 +391,7 @@ def sha256_of(path: Path, progress: Progress = no_progress, what: str = "") -> s
 def _read_json(path: Path, fix: str = "download or convert the model again") -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): {fix}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is not a JSON object: {fix}")

@@ -51,6 +51,9 @@ def load(path: Path) -> ServeFile:
     except ValidationError as error:
         problems += validation_problems(error)
         raise ConfigError(f"{path}: {'; '.join(problems)}") from error
+    except Exception as error:  # Ray's own validators trip over values of unexpected types
+        problems.append(f"no Serve config ({type(error).__name__}: {error})")
+        raise ConfigError(f"{path}: {'; '.join(problems)}") from error
     apps: list[AppConfig] = []
     for index, application in enumerate(schema.applications):
         if application.import_path != BUILDER:
@@ -71,7 +74,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # "2026-13-01" is a ValueError
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is not a Serve config: expected a mapping with `applications`")
