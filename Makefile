@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 PORT ?= 8000
+SEED ?= 1
+SEEDS ?= 2000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -9,12 +11,12 @@ PROTO := paceline/rpc/v1/speculation.proto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve models test lint protos bench chaos clean
+.PHONY: help demo serve models test lint protos bench chaos chaos-sim clean
 
 help: ## show this list
 	@echo "Paceline: speculative decoding as a distributed service. Usage: make TARGET"
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' \
-		| awk -F'|' '{ printf "  %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
+		| awk -F'|' '{ printf "  %-9s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## stream a chat with accepted / recovered / bonus tokens in color
 	@$(BIN)/paceline demo
@@ -47,13 +49,15 @@ bench: ## not built yet (issue 5)
 	@echo "make bench: the load and orchestration benchmarks are not built yet; issue 5 brings them." >&2
 	@exit 2
 
-chaos: ## not built yet (issue 4)
-	@echo "make chaos: the chaos experiments are not built yet; issue 4 brings them." >&2
-	@exit 2
+chaos: $(STAMP) ## break a real cluster in every listed way and print what clients saw (~10 min)
+	@$(BIN)/python -m chaos --scenario all --seed $(SEED) --seeds 3
+
+chaos-sim: $(STAMP) ## simulated schedules with faults (SEEDS=2000), two processes
+	@$(BIN)/python -m chaos.simulate --seeds $(SEEDS) --start $(SEED)
 
 clean: ## remove .venv, caches and build output (the model cache stays)
 	@rm -rf $(VENV) build dist out services/*.egg-info .*_cache .hypothesis
-	@find services tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find services tests chaos -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is simply done again.
 $(STAMP): pyproject.toml

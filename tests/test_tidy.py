@@ -59,7 +59,7 @@ Found = Iterator[tuple[int, str]]
 
 
 def python_files() -> list[str]:
-    files = [p for folder in ("services", "tests") for p in (ROOT / folder).rglob("*.py")]
+    files = [p for folder in ("services", "tests", "chaos") for p in (ROOT / folder).rglob("*.py")]
     names = sorted(p.relative_to(ROOT).as_posix() for p in files)
     return [name for name in names if not name.startswith(GENERATED)]
 

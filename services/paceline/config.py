@@ -30,7 +30,11 @@ class _Section(BaseModel):
     """Frozen; unknown keys, infinities, NaN and booleans in place of numbers are refused."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        hide_input_in_errors=True,  # an API key in place of its hash must not get into logs
     )
 
     @field_validator("*", mode="before")
@@ -288,7 +292,7 @@ class RpcConfig(_Section):
     ping_interval_s: float = Field(0.5, gt=0, description="pings for clock offset and liveness")
     peer_timeout_s: float = Field(2.0, gt=0, description="silence after which a peer is lost")
     keepalive_time_ms: int = Field(500, ge=100, description="HTTP/2 keepalive ping interval")
-    keepalive_timeout_ms: int = Field(1000, ge=50, description="HTTP/2 keepalive answer timeout")
+    keepalive_timeout_ms: int = Field(2000, ge=50, description="HTTP/2 keepalive answer timeout")
     redial_min_s: float = Field(0.1, gt=0, description="first pause before dialling again")
     redial_max_s: float = Field(5.0, gt=0, description="longest pause before dialling again")
     max_remote_errors: int = Field(

@@ -106,6 +106,7 @@ opens = st.builds(
     sampling=sampling,
     mode=modes,
     limit_position=position,
+    cache_salt=u64,
 )
 openeds = st.builds(Opened, u64, u32, st.sampled_from(OpenStatus))
 

@@ -1,6 +1,7 @@
-"""The whole pure stack under faults: 10,000 schedules, each with every invariant after every event.
+"""The whole pure stack under faults: 2,000 schedules, others each day, every invariant always.
 
-A failing seed is replayed with `run_seed(seed)`; its `Report.trace` tells what happened when.
+A failing seed is replayed and made small with `python -m chaos.simulate --replay SEED`; to run a
+day's seeds again set PACELINE_SIMULATION_START to the number that the test prints.
 """
 
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from datetime import date
 from itertools import pairwise
 
 import pytest
@@ -15,35 +17,17 @@ import pytest
 from paceline.generation import GenerateRequest
 from paceline.protocol.target_session import TargetSession
 from paceline.testing.cluster import SimulatedCluster, run_seed
+from paceline.testing.coverage import MIN_SEEDS, missing
+from paceline.testing.draw import draw_scenario
 from paceline.testing.faults import Fault, FaultPlan
 from paceline.testing.invariants import InvariantError
-from paceline.testing.scenario import (
-    COUPLED,
-    GREEDY,
-    MESSAGE_KINDS,
-    Client,
-    Scenario,
-    draw_scenario,
-)
+from paceline.testing.scenario import COUPLED, GREEDY, Client, Scenario
 from paceline.testing.world import Parts
 
-NUM_SCHEDULES = 10_000
-
-# A set of runs in which one of these never happened has not tested what it says it tests.
-FAULTS = [
-    *(f"{fault} {kind}" for fault in ("drop", "duplicate", "delay") for kind in MESSAGE_KINDS),
-    *(f"straggle {kind}" for kind in MESSAGE_KINDS),
-    "corrupt DraftTokens",
-    *(Fault.PARTITION, Fault.CUT, Fault.KILL, Fault.RESTART, Fault.STALL, Fault.ABORT),
-]
-CASES = [
-    *("accepted", "rejected", "plain", "rewinds", "lone_holds", "passes"),
-    *("kept", "duplicate", "gap", "stale", "diverged", "stale_epoch"),
-    *("checked_context", "stale_draft", "stale_verdict", "nack", "remote_error", "outlaw"),
-    *("opened", "reopened", "open_timeout", "busy", "given_up", "evicted", "expired"),
-    *("out_of_blocks", "preempted", "unfinished_prefills", "prefix_tokens", "cached_prompts"),
-    *("groups", "prompt_logprobs", "lawful_accepted", "lawful_rejected"),
-]
+START = "PACELINE_SIMULATION_START"
+# Schedules that once broke a rule: a fail-over whose rounds had a gap, a straggler that crossed
+# into a target's next life.
+REGRESSIONS = (16, 17, 933)
 
 
 def run_scenario(**fields):
@@ -55,15 +39,21 @@ def client(sampling=GREEDY, max_tokens=24, target_id=0, index=0):
     return Client(target_id, 0, request)
 
 
-def test_ten_thousand_schedules():
-    """Lossless, monotone, bounded, fenced, live, clean: see `testing.invariants`."""
+def test_todays_schedules():
+    """Lossless, once, bounded, fenced, live, clean: see `testing.invariants` and the checks."""
+    start = int(os.environ.get(START, date.today().toordinal() * 10_000))
+    print(f"{START}={start}")
     fired, counts = Counter(), Counter()
-    for seed in range(NUM_SCHEDULES):
+    for seed in range(start, start + MIN_SEEDS):
         report = run_seed(seed)
         fired.update(report.fired)
         counts.update(report.counts)
-    assert [fault for fault in FAULTS if not fired[fault]] == []
-    assert [case for case in CASES if not counts[case]] == []
+    assert missing(MIN_SEEDS, fired, counts) == []
+
+
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_schedule_that_once_broke_a_rule(seed):
+    assert run_seed(seed).counts["tokens"] > 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, COUPLED])

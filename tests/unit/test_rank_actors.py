@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from paceline.config import ModelConfig
+from paceline.engine.base import EngineBroken, StepItem
 from paceline.errors import ConfigError
 from paceline.rank_actors import actor_options, load_replica_engine, own_placement_group
+from paceline.sampling.params import SamplingParams
 
 SHARED = ModelConfig(source="/models/m", tensor_parallel_size=3)
 
@@ -63,5 +66,19 @@ async def test_one_process_has_no_ranks() -> None:
     engine = await load_replica_engine(ModelConfig(source="toy"))
     assert engine.rank_pids == ()
     engine.check_health()
+    engine.worker.close()
+    await engine.stop()
+
+
+async def test_a_pass_beyond_its_limit_ends_the_replica() -> None:
+    """Serve replaces a replica at once for a RayActorError."""
+    model = ModelConfig(source="timed", toy_step_ms=1500.0)
+    engine = await load_replica_engine(model, max_pass_s=0.05)
+    engine.check_health()
+    row = StepItem(1, 0, (5,), 1, SamplingParams(temperature=0.0))
+    with pytest.raises(EngineBroken, match=r"a pass did not end within 0\.05 s"):
+        await engine.worker.run([], [row])
+    with pytest.raises(RayActorError, match="the engine is broken"):
+        engine.check_health()
     engine.worker.close()
     await engine.stop()

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from paceline.cli import loopback, processes
+from paceline.cli.proxy import proxy_env
 from paceline.cli.servefile import ServeFile
 from paceline.errors import ConfigError, PacelineError
 
@@ -53,7 +54,7 @@ def local_service(file: ServeFile, host: str, port: int, status: Status) -> Iter
     with _stop_signals_interrupt():
         try:
             status("starting Ray")
-            _start_ray()
+            _start_ray(file)
             _stop_signals_interrupt_now()  # ray.init has put its own SIGTERM handler
             status("starting Ray Serve")
             _deploy(file, host, port)
@@ -87,10 +88,10 @@ def free_port(host: str) -> int:
         return port
 
 
-def _start_ray() -> None:
+def _start_ray(file: ServeFile) -> None:
     import ray
 
-    os.environ.update(RAY_ENV)
+    os.environ.update(RAY_ENV | proxy_env(file.apps))
     loopback.prefer_loopback()
     ray.init(
         address="local",

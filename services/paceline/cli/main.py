@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__, models
-from paceline.cli.console import out, print_error, progress_display
+from paceline.cli.console import err, out, print_error, progress_display
 from paceline.errors import PacelineError
 
 EXIT_FAILED = 1
@@ -84,6 +84,17 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command()
+def key(name: Annotated[str, typer.Argument(help="How logs call the key's holder.")]) -> None:
+    """Make an API key: the key on stdout, once; the lines for the Serve YAML on stderr."""
+    from paceline.cli.keys import new_key
+
+    made = new_key(name)
+    out.print(str(made.secret), markup=False)
+    err.print("The key is shown only now. Under args.gateway of the Serve YAML:", markup=False)
+    err.print(made.yaml, markup=False)
+
+
 @models_app.command("fetch")
 def models_fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Aliases; default: all.")] = None,
@@ -117,6 +128,19 @@ def models_verify(
         folders = [models.verify(name, progress) for name in names or models.ALIASES]
     for folder in folders:
         out.print(f"{folder}: ok", markup=False)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="Where the files go; made if missing.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="New certificates, same CA.")] = False,
+) -> None:
+    """Make a CA and the certificates of targets and drafts, for rpc.tls_dir."""
+    from paceline.cli.certs import certs as make
+
+    make(folder, days, force=force, renew=renew)
 
 
 @app.command("config-table", hidden=True)

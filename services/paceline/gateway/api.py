@@ -2,7 +2,8 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the routes' annotations as classes.
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -10,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from paceline.errors import RequestError
+from paceline.gateway.auth import AuthMiddleware, Keyring
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
 from paceline.gateway.plan import Endpoint, check_model
@@ -17,9 +19,15 @@ from paceline.gateway.responses import Json, model_body
 from paceline.gateway.service import GatewayService
 
 
-def build_api(service: GatewayService, adds_request_id: bool = True) -> FastAPI:
+def build_api(
+    service: GatewayService,
+    adds_request_id: bool = True,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> FastAPI:
     """An ASGI app over one service; serves no schema pages. `adds_request_id` is False where the
     server around it already answers with an x-request-id."""
+    config = service.config
+    keyring = Keyring(config.api_keys, config.isolates_prefix_cache, monotonic)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -34,7 +42,14 @@ def build_api(service: GatewayService, adds_request_id: bool = True) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    app.add_middleware(EdgeMiddleware, adds_request_id=adds_request_id)
+    # The last one added is the outermost.
+    app.add_middleware(AuthMiddleware, keyring=keyring)
+    app.add_middleware(
+        EdgeMiddleware,
+        adds_request_id=adds_request_id,
+        max_header_bytes=config.max_header_bytes,
+        write_timeout_s=config.write_timeout_s,
+    )
     app.add_exception_handler(HTTPException, http_exception_response)
     _add_generation_routes(app, service)
     _add_model_routes(app, service)
@@ -67,12 +82,12 @@ def _add_model_routes(app: FastAPI, service: GatewayService) -> None:
 
 
 def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Json:
         """This process is alive; says nothing about targets."""
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         """200 only when a request would be answered."""
         try:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
+from paceline.gateway.auth import Caller, caller_of
 from paceline.gateway.http import EVENT_STREAM, read_body, send_json, until_disconnect
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
@@ -21,6 +22,8 @@ from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
 from paceline.gateway.sse import ChunkBuilder
 
+# A longer body takes milliseconds to parse: not on the event loop.
+MAX_INLINE_BODY_BYTES = 64 << 10
 _STREAM_HEADERS = [
     (b"content-type", EVENT_STREAM.encode()),
     (b"cache-control", b"no-cache"),
@@ -39,14 +42,17 @@ class Exchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
+        caller = caller_of(scope)
         timeout = asyncio.timeout(config.request_timeout_s)
         try:
             async with timeout:
-                self._service.refuse_when_full()  # before reading what would be refused anyhow
+                # Before reading what would be refused anyhow.
+                self._service.refuse_when_full()
+                caller.refuse_when_full()
                 raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
-                body = parse_body(raw, BODY_TYPES[self._endpoint])
-                with self._service.places(body):
-                    await until_disconnect(receive, self._answer(body, send))
+                body = await self._parse(raw)
+                with self._service.places(body), caller.places(body.num_choices):
+                    await until_disconnect(receive, self._answer(body, caller, send))
         except TimeoutError:
             if not timeout.expired():
                 raise
@@ -57,8 +63,14 @@ class Exchange(Response):
                 504,
             ) from None
 
-    async def _answer(self, body: GenerationBody, send: Send) -> None:
-        plan = await self._service.plan(self._endpoint, body)
+    async def _parse(self, raw: bytes) -> GenerationBody:
+        body_type = BODY_TYPES[self._endpoint]
+        if len(raw) <= MAX_INLINE_BODY_BYTES:
+            return parse_body(raw, body_type)
+        return await asyncio.to_thread(parse_body, raw, body_type)
+
+    async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
+        plan = (await self._service.plan(self._endpoint, body)).salted(caller.cache_salt)
         if plan.is_stream:
             await self._answer_stream(plan, send)
         else:

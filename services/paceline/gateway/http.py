@@ -26,10 +26,18 @@ from paceline.gateway.sse import error_event
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = b"x-request-id"
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+# All of a request that a log line shows: bounded and harmless.
+MAX_REQUEST_ID_CHARS = 128
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,%d}" % MAX_REQUEST_ID_CHARS)
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 # A client that does not even take an error is left alone after this.
 FAIL_TIMEOUT_S = 5.0
+# What a 429 or 503 says when whoever refused named no time.
+RETRY_AFTER_S = 1
+
+
+class ClientStalled(ClientDisconnect):
+    """The client is there, but took nothing for too long."""
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -85,11 +93,17 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class Reply:
-    """An ASGI `send` that adds headers and remembers how far the answer has come."""
+    """An ASGI `send` that adds headers and remembers how far the answer has come.
 
-    def __init__(self, send: Send, extra_headers: list[tuple[bytes, bytes]]) -> None:
+    Whoever produces the answer waits in it while the client does not read: nothing piles up here.
+    """
+
+    def __init__(
+        self, send: Send, extra_headers: list[tuple[bytes, bytes]], write_timeout_s: float
+    ) -> None:
         self._send = send
         self._extra_headers = extra_headers
+        self._write_timeout_s = write_timeout_s
         self._is_stream = False
         self.status = 0
 
@@ -100,11 +114,18 @@ class Reply:
             self.status = message["status"]
             self._is_stream = content_type == EVENT_STREAM.encode()
             message = {**message, "headers": headers + self._extra_headers}
-        await self._send(message)
+        timeout = asyncio.timeout(self._write_timeout_s)
+        try:
+            async with timeout:
+                await self._send(message)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise ClientStalled from None
 
     async def fail(self, error: RequestError, scope: Scope, receive: Receive) -> None:
         """An error body; inside a stream that has begun, an error event."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, ClientStalled):
             async with asyncio.timeout(FAIL_TIMEOUT_S):
                 if not self.status:
                     await error_response(error)(scope, receive, self)
@@ -114,8 +135,13 @@ class Reply:
 
 def error_response(error: RequestError) -> JSONResponse:
     headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in (429, 503):
+        retry_after_s = RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
     if error.status == 408:
         headers["connection"] = "close"  # what is left of the body is not worth waiting for
     return JSONResponse(error_body(error), error.status, headers)
@@ -124,18 +150,30 @@ def error_response(error: RequestError) -> JSONResponse:
 class EdgeMiddleware:
     """Outermost: gives every request an id, and every exception an answer without a trace."""
 
-    def __init__(self, app: ASGIApp, adds_request_id: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, adds_request_id: bool, max_header_bytes: int, write_timeout_s: float
+    ) -> None:
         self._app = app
         self._adds_request_id = adds_request_id
+        self._max_header_bytes = max_header_bytes
+        self._write_timeout_s = write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        reply = Reply(send, [(REQUEST_ID_HEADER, request_id)] * self._adds_request_id)
+        shown_id = [(REQUEST_ID_HEADER, request_id)] * self._adds_request_id
+        reply = Reply(send, shown_id, self._write_timeout_s)
         try:
+            _check_headers(scope, self._max_header_bytes)
             await self._app(scope, receive, reply)
+        except ClientStalled:
+            logger.info(
+                "request %s: client took nothing for %g s, dropped",
+                request_id.decode(),
+                self._write_timeout_s,
+            )
         except ClientDisconnect:
             logger.info("request %s: client left", request_id.decode())
         except RequestError as error:
@@ -159,11 +197,23 @@ def internal_error() -> RequestError:
     return RequestError("Internal error; the server's log has it.", None, "internal_error", 500)
 
 
+def _check_headers(scope: Scope, max_bytes: int) -> None:
+    """Raises RequestError (431). The server around us has read them all by now; from here on they
+    would be carried about."""
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > max_bytes:
+        raise RequestError(
+            f"The request's headers are larger than {max_bytes} bytes.",
+            None,
+            "headers_too_large",
+            431,
+        )
+
+
 def _request_id(scope: Scope) -> bytes:
     """The client's id for logs and answers when it is harmless, else a new one. Never used to
     name work inside: a client could then abort another's."""
     for name, value in scope["headers"]:
-        if name == REQUEST_ID_HEADER and _REQUEST_ID.fullmatch(value):
+        if name == REQUEST_ID_HEADER and REQUEST_ID.fullmatch(value):
             return bytes(value)
     return f"req-{uuid.uuid4().hex}".encode()
 

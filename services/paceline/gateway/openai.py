@@ -6,8 +6,9 @@ deployment and no HTTP framework.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -29,6 +30,7 @@ from paceline.gateway.parameters import (
     NeutralParameter,
     drop_neutral,
 )
+from paceline.gateway.sentences import reason as reason_of
 from paceline.gateway.tokenizer import ChatMessage
 from paceline.sampling.params import (
     MAX_PENALTY,
@@ -39,6 +41,8 @@ from paceline.sampling.params import (
 
 MAX_ECHO_CHARS = 64
 MAX_SENTENCE_CHARS = 200
+# In one object of a body; the longest that means something is a `logit_bias`.
+MAX_NAMES = 4096
 _MAX_INT32 = 2**31 - 1
 
 
@@ -147,6 +151,11 @@ class GenerationBody(_Body):
         return self.max_tokens
 
     @property
+    def max_tokens_param(self) -> str:
+        """Under which name `requested_max_tokens` was given."""
+        return "max_tokens"
+
+    @property
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
 
@@ -196,7 +205,8 @@ class ChatBody(GenerationBody):
 
     neutral: ClassVar[Mapping[str, NeutralParameter]] = CHAT_NEUTRAL
 
-    messages: list[MessageBody] = Field(min_length=1)
+    # The first bad message is the only one that is reported: do not look for half a million.
+    messages: list[MessageBody] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
     logprobs: bool | None = None
     top_logprobs: _Count = None
@@ -223,6 +233,10 @@ class ChatBody(GenerationBody):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
+    def max_tokens_param(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -244,6 +258,7 @@ def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
         raise RequestError(f"The body is not valid JSON: {reason}.", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.", None, "invalid_json")
+    _check_names(raw)
     try:
         return body_type.model_validate(value)
     except ValidationError as error:
@@ -251,9 +266,34 @@ def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:
         raise _request_error(details) from None
 
 
+def _check_names(raw: bytes) -> None:
+    """Refuses objects with one name twice, or with very many: each unknown one costs time.
+
+    RFC 8259 leaves the meaning of duplicates open; taking the last one would ignore the others.
+    `raw` is known to be JSON, and not too deep for a parser that recurses. Numbers are not looked
+    at: the parser would refuse long ones.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        if len(pairs) > MAX_NAMES:
+            raise RequestError(
+                f"An object in the body has more than {MAX_NAMES} names.", None, "too_many"
+            )
+        names: set[str] = set()
+        for name, _ in pairs:
+            if name in names:
+                name = clip(name, MAX_ECHO_CHARS)
+                raise RequestError(
+                    f"The body has '{name}' twice in one object.", name, "invalid_json"
+                )
+            names.add(name)
+
+    json.loads(raw.decode(), object_pairs_hook=unique, parse_int=len, parse_float=len)
+
+
 def _request_error(details: ErrorDetails) -> RequestError:
     param = clip(_path(details["loc"]), MAX_ECHO_CHARS)
-    kind, reason = details["type"], details["msg"]
+    kind, reason = details["type"], reason_of(details)
     if kind == "extra_forbidden":
         return RequestError(f"Unknown parameter: '{param}'.", param, "unknown_parameter")
     if kind == "missing":
@@ -263,11 +303,11 @@ def _request_error(details: ErrorDetails) -> RequestError:
     if kind == "unsupported_value":
         name = str(details["ctx"]["name"])
         param = clip(f"{param}.{name}" if param else name, MAX_ECHO_CHARS)
-        return RequestError(clip(reason, MAX_SENTENCE_CHARS), param, "unsupported_parameter")
+        return RequestError(clip(f"{reason}.", MAX_SENTENCE_CHARS), param, "unsupported_parameter")
     if not param:
         # A rule about several fields: its own sentence names them; its type is the first one.
-        return RequestError(clip(reason, MAX_SENTENCE_CHARS), kind, "invalid_value")
-    sentence = f"Invalid '{param}': {reason.removesuffix('.')}."
+        return RequestError(clip(f"{reason}.", MAX_SENTENCE_CHARS), kind, "invalid_value")
+    sentence = f"Invalid '{param}': {reason}."
     return RequestError(clip(sentence, MAX_SENTENCE_CHARS), param, "invalid_value")
 
 

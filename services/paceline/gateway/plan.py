@@ -7,7 +7,7 @@ target and no clock; ids and seeds of requests come in as arguments.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from paceline.config import GatewayConfig
@@ -70,6 +70,10 @@ class Plan:
     def has_logprobs(self) -> bool:
         """Whether the answer shows log-probabilities of any token."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
+
+    def salted(self, cache_salt: int) -> Plan:
+        """The same, finding only prompts with this salt in the prefix cache."""
+        return replace(self, request=replace(self.request, cache_salt=cache_salt))
 
 
 class Planner:
@@ -232,10 +236,14 @@ class Planner:
 
     def _max_tokens(self, body: GenerationBody, num_prompt_tokens: int) -> int:
         rest = self._max_model_len - num_prompt_tokens
+        limit = self._config.max_tokens
         requested = body.requested_max_tokens
         if requested is None:
             is_chat = isinstance(body, ChatBody)
-            return rest if is_chat else min(rest, self._config.max_tokens_default)
+            return min(rest, limit if is_chat else min(limit, self._config.max_tokens_default))
+        if requested > limit:
+            param = body.max_tokens_param
+            raise RequestError(f"'{param}' may be at most {limit} here.", param, "too_many")
         if requested > rest:
             raise self._too_long(
                 f"The prompt has {num_prompt_tokens} tokens and max_tokens is {requested}",

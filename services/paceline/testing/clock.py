@@ -6,6 +6,7 @@ Nothing waits for real time and nothing runs by itself; the owner calls `run_nex
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 Action = Callable[[], None]
@@ -37,3 +38,24 @@ class VirtualClock:
         self.now_us, _, action = heappop(self._queue)
         action()
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class LocalClock:
+    """One process's clock: its own zero, and its own rate in thousandths of the true one.
+
+    Nobody may compare two of them; only differences of one mean anything.
+    """
+
+    clock: VirtualClock
+    offset_us: int = 0
+    permille: int = 1000
+
+    @property
+    def now_us(self) -> int:
+        return self.offset_us + self.clock.now_us * self.permille // 1000
+
+    def call_at(self, at_us: int, action: Action) -> None:
+        """Run `action` as soon as this clock shows `at_us`."""
+        since_us = at_us - self.offset_us
+        self.clock.call_at(-(-since_us * 1000 // self.permille), action)

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.protocol.draft_session import DraftSession
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import DraftTokens, OpenSession, Verdict
 from paceline.protocol.target_session import TargetSession
+from paceline.sampling.params import SamplingParams
 from paceline.testing.network import Envelope
 
-SessionEpoch = tuple[int, int, int]  # (target_id, session_id, epoch)
+SessionEpoch = tuple[int, int, int]  # (target's life, session_id, epoch)
 
 
 class InvariantError(AssertionError):
@@ -32,6 +34,7 @@ class Ticket:
     """A client's view of one choice: what it should get, what it got so far.
 
     `expected` None: the text depends on the drafts (rejection modes), and only its end is known.
+    `error`: why it ended without being whole. Only `SimulatedGateway` knows which are allowed.
     """
 
     request: GenerateRequest
@@ -41,6 +44,8 @@ class Ticket:
     is_begun: bool = False
     is_done: bool = False
     is_aborted: bool = False
+    error: RequestError | None = None
+    num_rounds: int = 0
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -51,6 +56,8 @@ class Ticket:
         where = f"{self.request.request_id}[{self.choice}]"
         require(not self.is_done, "tokens after the end", where)
         require(delta.choice == self.choice, "another choice's tokens", where, delta.choice)
+        self.num_rounds += 1
+        require(delta.round == self.num_rounds, "rounds do not follow", where, delta.round)
         self._check_extras(delta, where)
         self.received += delta.token_ids
         self.is_begun, self.is_done = True, delta.finish_reason is not None
@@ -63,6 +70,9 @@ class Ticket:
         require(got == expected[: len(got)], "tokens differ", where, got, expected)
         if self.is_done:
             require(got == expected, "ended early", where, got, expected)
+
+    def fail(self, error: RequestError) -> None:
+        self.is_done, self.error = True, error
 
     def _check_extras(self, delta: RoundDelta, where: str) -> None:
         """Log-probabilities for each token, exactly once; the prompt's with the first delta."""
@@ -128,6 +138,10 @@ class Checker:
     max_draft_ahead: int
     counts: Counter[str] = field(default_factory=Counter)
     granted: dict[SessionEpoch, int] = field(default_factory=dict)
+    # (gateway, choice, sampling parameters): the attempt whose rejection rounds used that noise.
+    noise: dict[tuple[int, int, SamplingParams], int] = field(default_factory=dict)
+    # (gateway, its tokens so far): targets that died of the request since.
+    deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     # -- what targets send and drafts obey ---------------------------------------------------
 

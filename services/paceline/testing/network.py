@@ -36,11 +36,13 @@ class Envelope:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """One end of a stream. `free_us`: when the last message sent towards it will have arrived."""
+    """One end of a stream. `free_us`: when the last message sent towards it will have arrived;
+    nothing sent towards it arrives before `blocked_until_us`."""
 
     receive: Callable[[Stream, Envelope], None]
     is_open: bool = True
     free_us: int = 0
+    blocked_until_us: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +55,7 @@ class Stream:
     draft_end: End
     target_end: End
     latency_us: int
-    blocked_until_us: int = 0
+    target_life: int
 
 
 @dataclass
@@ -83,17 +85,22 @@ class SimulatedNetwork:
 
     # -- streams ----------------------------------------------------------------------------
 
-    def connect(self, draft_id: int, target_id: int, draft_end: End, target_end: End) -> Stream:
+    def connect(
+        self, draft_id: int, target_id: int, draft_end: End, target_end: End, target_life: int = 0
+    ) -> Stream:
         """A new stream; an older one of the pair may still be open at the target."""
         link_id, self._next_link_id = self._next_link_id, self._next_link_id + 1
         latency_us = self.rng.choice((30, 200, 1000))
-        stream = Stream(link_id, draft_id, target_id, draft_end, target_end, latency_us)
+        stream = Stream(
+            link_id, draft_id, target_id, draft_end, target_end, latency_us, target_life
+        )
         self.current[draft_id, target_id] = stream
         return stream
 
-    def block(self, stream: Stream, duration_us: int) -> None:
-        """Partition: what is sent from now on waits until it is over."""
-        stream.blocked_until_us = self.clock.now_us + duration_us
+    def block(self, duration_us: int, *ends: End) -> None:
+        """Partition: what is sent towards `ends` from now on waits until it is over."""
+        for end in ends:
+            end.blocked_until_us = self.clock.now_us + duration_us
 
     def to_target(self, stream: Stream, envelope: Envelope) -> None:
         if stream.draft_end.is_open:
@@ -123,7 +130,7 @@ class SimulatedNetwork:
         wait_us = stream.latency_us + self.rng.randrange(100)
         if fault is Fault.DELAY:
             wait_us += self.rng.randrange(LONG_DELAY_US)
-        arrival_us = max(self.clock.now_us + wait_us, stream.blocked_until_us, end.free_us)
+        arrival_us = max(self.clock.now_us + wait_us, end.blocked_until_us, end.free_us)
         end.free_us = arrival_us
         self.clock.call_at(arrival_us, lambda: self._arrive(stream, end, envelope))
         if fault is Fault.DUPLICATE:
@@ -141,10 +148,14 @@ class SimulatedNetwork:
             )
 
     def _straggle(self, old: Stream, is_for_target: bool, envelope: Envelope) -> None:
-        """The message outlived its stream: it arrives on the pair's newer one, if any."""
+        """The message outlived its stream: it arrives on the pair's newer one, if any.
+
+        Not beyond the target's life: its numbers mean something else in the next.
+        """
         stream = self.current[old.draft_id, old.target_id]
         end = stream.target_end if is_for_target else stream.draft_end
-        if stream is not old and end.is_open:
+        is_newer = stream is not old and stream.target_life == old.target_life
+        if is_newer and end.is_open:
             self._count(Fault.STRAGGLE, envelope)
             end.receive(stream, envelope)
 

@@ -1,13 +1,12 @@
-"""One simulated schedule as a value: topology, requests, speeds and faults, all from one seed.
+"""One simulated schedule as a value: topology, requests, speeds and faults.
 
-It does not run anything. The same seed gives the same scenario on every machine.
+It does not run anything. `draw.draw_scenario` makes one from a seed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from random import Random
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepItem
@@ -22,6 +21,8 @@ MAX_MODEL_LEN = 64
 MAX_TOKENS = 16
 BLOCK_SIZE = 4
 NUM_PROMPTS = 8
+ALIVE_US = 5_000
+SILENCE_US = 16_000
 # The longest prompt and its answer, in blocks: no target may hold less.
 MIN_TARGET_BLOCKS = -(-(2 * NUM_PROMPTS - 1 + MAX_TOKENS) // BLOCK_SIZE)
 
@@ -51,16 +52,26 @@ LAWFUL = (
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One request: when it comes and to which target."""
+    """One request, with a gateway of its own: when it comes, and which target is tried first.
+
+    `poison_at`: the target that is to compute this output token dies of it (None: none does).
+    """
 
     target_id: int
     start_us: int
     request: GenerateRequest
+    poison_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`draft_errors[i]` is the share of contexts in which draft i disagrees with the targets."""
+    """`draft_errors[i]` is the share of contexts in which draft i disagrees with the targets.
+
+    `skew_permille`: every process has a clock of its own, whose rate is off by at most so much.
+    `is_controlled`: drafts dial whom the controller names, else everybody. `gateway_us`: the way
+    between a gateway and a target. `is_overload`: the requests are meant to be too many.
+    `checks_recovery`: after the faults one more request must be helped by a draft.
+    """
 
     seed: int
     num_targets: int
@@ -71,6 +82,8 @@ class Scenario:
     num_speculative_tokens: int = 4
     max_draft_ahead: int = 8
     max_num_seqs: int = 8
+    max_queued_seqs: int = 128
+    max_queue_us: int = 60_000_000
     max_rows_per_pass: int = 64
     target_num_blocks: int = 256
     kv_watermark: float = 0.0
@@ -84,6 +97,13 @@ class Scenario:
     open_timeout_us: int = 20_000
     session_idle_us: int = 5_000_000
     are_drafts_up: bool = True
+    is_controlled: bool = False
+    targets_per_draft: int = 8
+    skew_permille: int = 0
+    gateway_us: int = 0
+    max_retries: int = 2
+    is_overload: bool = False
+    checks_recovery: bool = False
 
     @property
     def num_drafts(self) -> int:
@@ -91,7 +111,13 @@ class Scenario:
 
     @property
     def target(self) -> TargetConfig:
-        return target_config(self.max_num_seqs, self.max_rows_per_pass, self.kv_watermark)
+        return target_config(
+            self.max_num_seqs,
+            self.max_queued_seqs,
+            self.max_queue_us,
+            self.max_rows_per_pass,
+            self.kv_watermark,
+        )
 
     @property
     def speculation(self) -> SpeculationConfig:
@@ -122,9 +148,19 @@ def engine_info(model_id: str, num_blocks: int, max_model_len: int) -> EngineInf
 
 
 @lru_cache
-def target_config(max_num_seqs: int, max_rows_per_pass: int, kv_watermark: float) -> TargetConfig:
+def target_config(
+    max_num_seqs: int,
+    max_queued_seqs: int,
+    max_queue_us: int,
+    max_rows_per_pass: int,
+    kv_watermark: float,
+) -> TargetConfig:
     return TargetConfig(
-        max_num_seqs=max_num_seqs, max_rows_per_pass=max_rows_per_pass, kv_watermark=kv_watermark
+        max_num_seqs=max_num_seqs,
+        max_queued_seqs=max_queued_seqs,
+        max_queue_s=max_queue_us / 1e6,
+        max_rows_per_pass=max_rows_per_pass,
+        kv_watermark=kv_watermark,
     )
 
 
@@ -143,7 +179,16 @@ def speculation_config(
 @lru_cache
 def rpc_config(open_timeout_us: int) -> RpcConfig:
     """Limits at the simulation's pace, where a request lives some 30 ms."""
-    return RpcConfig(open_timeout_s=open_timeout_us / 1e6, redial_min_s=0.002, redial_max_s=0.016)
+    return RpcConfig(
+        open_timeout_s=open_timeout_us / 1e6,
+        stall_timeout_s=2 * open_timeout_us / 1e6,
+        redial_min_s=0.002,
+        redial_max_s=0.016,
+        breaker_failures=2,
+        breaker_min_s=0.008,
+        breaker_max_s=0.064,
+        max_remote_errors=2,
+    )
 
 
 def is_lawful(request: GenerateRequest) -> bool:
@@ -177,102 +222,3 @@ def _plain_text(
         start, rows = start + len(rows), (token_id,)
         output.append(token_id)
     return tuple(output)
-
-
-def draw_scenario(seed: int) -> Scenario:
-    """The schedule of a seed: topology and requests, then one of several kinds of trouble."""
-    rng = Random(seed)
-    num_targets = rng.choice((1, 1, 2))
-    num_drafts = rng.choice((1, 2, 2, 3))
-    max_draft_ahead = rng.choice((1, 4, 8, 8, 12))
-    scenario = Scenario(
-        seed=seed,
-        num_targets=num_targets,
-        draft_errors=tuple(rng.choice((0.0, 0.0, 0.1, 0.3)) for _ in range(num_drafts)),
-        clients=tuple(_draw_client(rng, i, num_targets) for i in range(rng.choice((1, 1, 2, 3)))),
-        engine_seed=rng.randrange(4),
-        num_speculative_tokens=min(max_draft_ahead, rng.choice((1, 2, 4, 8))),
-        max_draft_ahead=max_draft_ahead,
-        max_num_seqs=rng.choice((1, 2, 8, 8)),
-        max_rows_per_pass=rng.choice((16, 64)),
-        target_num_blocks=rng.choice((MIN_TARGET_BLOCKS, MIN_TARGET_BLOCKS + 4, 256, 256)),
-        kv_watermark=rng.choice((0.0, 0.2)),
-        draft_rows_per_pass=rng.choice((3, 64)),
-        draft_num_blocks=rng.choice((12, 64, 64)),
-        draft_max_sessions=rng.choice((1, 8, 8)),
-        draft_max_len=rng.choice((20, *[MAX_MODEL_LEN] * 4)),
-        max_lone_wait_ms=rng.choice((0.0, 5.0)),
-        pass_us=rng.choice((400, 2000, 5000, 5000)),
-        draft_us=rng.choice((50, 100, 300)),
-        open_timeout_us=rng.choice((4_000, 20_000)),
-    )
-    faults, are_drafts_up = _draw_trouble(rng)
-    faults = replace(faults, horizon_us=scenario.pass_us * 16)
-    return replace(scenario, faults=faults, are_drafts_up=are_drafts_up)
-
-
-def _draw_client(rng: Random, index: int, num_targets: int) -> Client:
-    # prompts come from a small pool, so that `target_only` is mostly remembered
-    prompt_seed = rng.randrange(NUM_PROMPTS)
-    length = 1 + 2 * prompt_seed
-    request = GenerateRequest(
-        request_id=f"request-{index}",
-        prompt_token_ids=tuple(1 + (prompt_seed * 5 + i) % 23 for i in range(length)),
-        max_tokens=rng.choice((1, 9, 13, MAX_TOKENS, MAX_TOKENS)),
-        sampling=GREEDY,
-        ignore_eos=rng.random() < 0.7,
-        n=rng.choice((*[1] * 9, 2, 3)),
-    )
-    return Client(rng.randrange(num_targets), rng.randrange(6_000), _draw_parameters(rng, request))
-
-
-def _draw_parameters(rng: Random, request: GenerateRequest) -> GenerateRequest:
-    roll = rng.random()
-    if roll < 0.06:
-        request = replace(request, sampling=COUPLED)
-    elif roll < 0.10 and request.max_tokens >= PENALISED.min_tokens:
-        request = replace(request, sampling=PENALISED)
-    elif roll < 0.13 and request.max_tokens >= ADJUSTED.min_tokens:
-        request = replace(request, sampling=ADJUSTED)
-    elif roll < 0.145:
-        request = replace(request, sampling=COUPLED, speculation=rng.choice(LAWFUL))
-    elif roll < 0.25:
-        request = replace(request, speculation=OFF)
-    if rng.random() < 0.05:
-        return replace(request, num_logprobs=2, num_prompt_logprobs=1)
-    return request
-
-
-def _draw_trouble(rng: Random) -> tuple[FaultPlan, bool]:
-    kinds = frozenset(rng.sample(MESSAGE_KINDS, rng.choice((1, 2, 6))))
-    rate = rng.choice((0.05, 0.2, 0.5))
-    trouble = rng.randrange(8)
-    if trouble == 0:
-        return NO_FAULTS, True
-    if trouble == 1:
-        return NO_FAULTS, False
-    if trouble == 2:
-        lossy = FaultPlan(drop=rate, kinds=kinds)
-    elif trouble == 3:
-        lossy = FaultPlan(duplicate=rate, delay=rate / 4, kinds=kinds)
-    elif trouble == 4:
-        lossy = FaultPlan(corrupt=rate, kinds=frozenset({"DraftTokens"}))
-    elif trouble == 5:
-        lossy = FaultPlan(
-            delay=rate / 4, straggle=rng.choice((0.0, 0.8)), num_cuts=2, num_partitions=1
-        )
-    elif trouble == 6:
-        lossy = FaultPlan(num_kills=rng.choice((1, 2, 4)), restart_share=0.7, straggle=0.5)
-    else:
-        lossy = FaultPlan(
-            drop=0.05,
-            duplicate=0.05,
-            delay=0.03,
-            corrupt=0.03,
-            straggle=0.5,
-            stall=0.05,
-            num_partitions=1,
-            num_cuts=1,
-            num_kills=1,
-        )
-    return replace(lossy, num_aborts=rng.choice((0, 0, 1))), True

@@ -1,9 +1,13 @@
 """A draft process of the simulation: the shipped draft table on a virtual clock.
 
-It does what `draft.driver` does with asyncio and gRPC, and nothing more. Killing it loses all.
+It does what `draft.driver` does with asyncio and gRPC, and nothing more. `start`, `kill`, `drain`
+and `refuse` are what befalls the process; killing it loses all.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
 
 from paceline.draft.steps import step_item, work_result
 from paceline.engine.base import OutOfBlocks, StepResult
@@ -11,6 +15,7 @@ from paceline.protocol.draft_table import SUPPORTED_MODES, PassItem
 from paceline.protocol.messages import (
     DraftMessage,
     DraftTokens,
+    Drain,
     Hello,
     OpenSession,
     TargetMessage,
@@ -21,15 +26,23 @@ from paceline.testing.network import Envelope, Stream
 from paceline.testing.world import RecordingEngine, RememberingToyEngine, World
 
 STALL_US = 40_000
+DRAIN_TIMEOUT_US = 12_000
 
 
 class SimulatedDraft:
-    """One draft process; `start` and `kill` are its lives."""
+    """One draft process; `start` and `kill` are its lives.
+
+    `on_leave`: called when a drain is over, to end the streams in order. `wanted`: the targets
+    that it should have streams to.
+    """
 
     def __init__(self, draft_id: int, world: World) -> None:
         self.draft_id = draft_id
         self._world = world
         self.streams: dict[int, Stream] = {}
+        self.wanted: set[int] = set()
+        self.on_leave: Callable[[], None] = lambda: None
+        self.counts: Counter[str] = Counter()  # of earlier lives
         self.is_up = False
         self.num_boots = 0
         self._start_empty()
@@ -37,6 +50,8 @@ class SimulatedDraft:
     def _start_empty(self) -> None:
         scenario = self._world.scenario
         info = scenario.draft_info()
+        self.clock = self._world.local_clock()
+        self.slow = 1
         self.engine = RecordingEngine(
             RememberingToyEngine(
                 info,
@@ -52,7 +67,14 @@ class SimulatedDraft:
         )
         self._in_pass = False
 
+    def life_counts(self) -> Counter[str]:
+        stats = self.table.stats
+        return Counter(
+            rewinds=stats.num_rewinds, busy_drafts=stats.num_busy, expired=stats.num_expired
+        )
+
     def start(self) -> None:
+        self.counts.update(self.life_counts())
         self._start_empty()
         self.is_up = True
         self.num_boots += 1
@@ -65,6 +87,35 @@ class SimulatedDraft:
             stream.draft_end.is_open = False
         self.streams.clear()
         return streams
+
+    def drain(self) -> None:
+        """Ask the targets to move, serve on until none counts on this draft, then leave."""
+        self.table.is_draining = True
+        self.wanted.clear()
+        for stream in self.streams.values():
+            self._send(stream, Drain())
+        boot = self.num_boots
+        self._world.clock.call_after(DRAIN_TIMEOUT_US, lambda: self._leave(boot))
+        self._check_left()
+
+    def _check_left(self) -> None:
+        if self.is_up and self.table.is_draining and len(self.table) == 0:
+            self._leave(self.num_boots)
+
+    def _leave(self, boot: int) -> None:
+        if boot == self.num_boots and self.is_up:
+            self._world.checker.counts["stayed"] += len(self.table)
+            self.on_leave()
+
+    def refuse(self, duration_us: int) -> None:
+        """Every new sequence gets BUSY for a while."""
+        table, places = self.table, self._world.scenario.draft_max_sessions
+        table.max_sessions = 0
+
+        def accept() -> None:
+            table.max_sessions = places
+
+        self._world.clock.call_after(duration_us, accept)
 
     def hello(self) -> Hello:
         info = self._world.scenario.draft_info()
@@ -84,6 +135,7 @@ class SimulatedDraft:
         if self.streams.pop(stream.link_id, None) is not None:
             stream.draft_end.is_open = False
             self.table.lose_link(stream.link_id)
+            self._check_left()
             self.wake()
 
     def receive(self, stream: Stream, envelope: Envelope) -> None:
@@ -94,7 +146,7 @@ class SimulatedDraft:
         if isinstance(message, Verdict):
             session = self.table.session((stream.link_id, message.session_id))
             before = None if session is None else DraftView.of(session)
-        for answer in self.table.receive(stream.link_id, message, world.clock.now_us):
+        for answer in self.table.receive(stream.link_id, message, self.clock.now_us):
             self._send(stream, answer)
         if isinstance(message, OpenSession):
             opened = self.table.session((stream.link_id, message.session_id))
@@ -102,6 +154,7 @@ class SimulatedDraft:
                 opened.__class__ = world.parts.draft_session  # where a planted bug gets in
         if isinstance(message, Verdict) and session is not None and before is not None:
             world.checker.draft_received(before, session, message)
+        self._check_left()
         self.wake()
 
     def _send(self, stream: Stream, message: DraftMessage, context: tuple[int, ...] = ()) -> None:
@@ -111,9 +164,12 @@ class SimulatedDraft:
         if self._in_pass or not self.is_up:
             return
         world = self._world
-        for link_id, close in self.table.expire(world.clock.now_us):
+        for link_id, close in self.table.expire(self.clock.now_us):
             if link_id in self.streams:
                 self._send(self.streams[link_id], close)
+        self._check_left()
+        if not self.is_up:
+            return
         items = self.table.begin_pass(world.scenario.draft_rows_per_pass)
         if not items:
             self.engine.run(self.table.take_released(), ())
@@ -136,7 +192,7 @@ class SimulatedDraft:
         world = self._world
         if world.network.draw_stall():
             return STALL_US
-        return world.scenario.draft_us
+        return world.scenario.draft_us * self.slow
 
     def _make_room(self, items: list[PassItem]) -> None:
         self.table.cancel_pass(items)
@@ -157,15 +213,15 @@ class SimulatedDraft:
             session = self.table.session(item.key)
             stream = self.streams.get(item.key[0])
             if session is not None and stream is not None:
-                world.checker.draft_holds(stream.target_id, session)
-        for link_id, drafts in self.table.take_drafts(world.clock.now_us).items():
+                world.checker.draft_holds(stream.target_life, session)
+        for link_id, drafts in self.table.take_drafts(self.clock.now_us).items():
             for draft in drafts:
                 if link_id in self.streams:
                     self._send_draft(self.streams[link_id], draft)
         self.wake()
 
     def _send_draft(self, stream: Stream, draft: DraftTokens) -> None:
-        self._world.checker.draft_sends(stream.target_id, draft)
+        self._world.checker.draft_sends(stream.target_life, draft)
         session = self.table.session((stream.link_id, draft.session_id))
         assert session is not None
         self._send(stream, draft, session.log.slice(0, draft.start))

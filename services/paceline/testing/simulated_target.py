@@ -1,97 +1,263 @@
 """A target replica of the simulation: the shipped scheduler and desk on a virtual clock.
 
-It does what `target.driver` does with asyncio and gRPC, and nothing more: move messages, run
-passes, hand results back. Decisions stay in the code under test.
+It does what `target.driver` does with asyncio, gRPC and Serve, and nothing more: move messages,
+run passes, hand results back. Decisions stay in the code under test. `start`, `kill`, `hang` and
+`break_down` are what befalls the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 
-from paceline.engine.base import OutOfBlocks, StepResult, Verify
+from paceline.engine.base import OutOfBlocks, StepResult
+from paceline.errors import RequestError
+from paceline.gateway.failover import target_died, target_lost
+from paceline.generation import GenerateRequest, RoundDelta
 from paceline.protocol.messages import DraftTokens, Hello, OpenSession, Verdict
 from paceline.protocol.target_session import TargetSession
-from paceline.target.passes import Hold, PassEntry, PassPlan
+from paceline.target.endings import Ending
+from paceline.target.intake import living_outputs
+from paceline.target.passes import Hold, PassPlan
 from paceline.target.sequence import PassTimes
-from paceline.target.sequence import Sequence as TargetSequence
-from paceline.testing.invariants import TargetView, Ticket, require
+from paceline.testing.channel import NEVER_US, Channel
+from paceline.testing.clock import Action
+from paceline.testing.desk_checks import DeskChecks
+from paceline.testing.faults import Fault
+from paceline.testing.invariants import TargetView, require
 from paceline.testing.network import Envelope, Stream
-from paceline.testing.scenario import BLOCK_SIZE
-from paceline.testing.world import RecordingEngine, Reference, World
+from paceline.testing.scenario import ALIVE_US, is_lawful
+from paceline.testing.target_checks import Answers, Served, TargetChecks
+from paceline.testing.world import RecordingEngine, World
+
+NOTICE_US = 6_000  # until a gateway notices that a process is gone
 
 
 class SimulatedTarget:
-    """One target replica."""
+    """One target replica. `trouble_until_us`: what befell it was over then, true time."""
 
     def __init__(self, target_id: int, world: World) -> None:
-        scenario = world.scenario
         self.target_id = target_id
         self._world = world
+        self.is_up = False
+        self.num_boots = 0
+        self.trouble_until_us = 0
+        self.counts: Counter[str] = Counter()  # of earlier lives
+        self.on_death: Callable[[list[Stream]], None] = lambda streams: None
+        self.streams: dict[int, Stream] = {}
+        self._backlog: list[Action] = []
+        self.is_hung = False
+        self.start()
+
+    # -- the process ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        world, scenario = self._world, self._world.scenario
         info = scenario.target_info()
-        engine = world.parts.target_engine(info, seed=scenario.engine_seed)
-        self.engine = RecordingEngine(engine)
+        self.clock = world.local_clock()
+        self.engine = RecordingEngine(world.parts.target_engine(info, seed=scenario.engine_seed))
         self.scheduler = world.parts.scheduler(
             info, scenario.target, scenario.speculation, scenario.rpc
         )
-        self.tickets: dict[int, Ticket] = {}
-        self.streams: dict[int, Stream] = {}
-        self._in_pass = False
-        self._reference = Reference(scenario.engine_seed)
-        self._last_rounds: dict[int, int] = {}
+        self.checks = TargetChecks(world, self.scheduler)
+        self.desk_checks = DeskChecks(world, self.scheduler, self.clock)
+        self.requests: dict[Channel, Answers] = {}
+        self.served: dict[int, Served] = self.checks.served
+        self.streams = {}
+        self._backlog = []
+        self._in_pass = self.is_hung = self._breaks = self._fails = False
+        self.slow = 1
+        self.trouble_until_us = world.clock.now_us if self.num_boots else 0
+        self.num_boots += 1
+        self.is_up = True
+
+    @property
+    def life(self) -> int:
+        """A number that no other life of any target has."""
+        return self.num_boots * 100 + self.target_id
+
+    def kill(self) -> None:
+        """Everything is lost at once; who was connected notices by and by."""
+        world = self._world
+        self.is_up = False
+        self.trouble_until_us = NEVER_US
+        self.counts.update(self.life_counts())
+        for channel in self.requests:
+            channel.die(target_died(), world.rng.randrange(NOTICE_US))
+        streams = list(self.streams.values())
+        for stream in streams:
+            stream.target_end.is_open = False
+        self.requests.clear()
+        self.streams.clear()
+        self._backlog.clear()
+        self.on_death(streams)
+
+    def hang(self, duration_us: int) -> None:
+        """The process stands still; what arrives meanwhile waits for it."""
+        self.is_hung = True
+        self.trouble_until_us = self._world.clock.now_us + duration_us
+        self._world.clock.call_at(self.trouble_until_us, partial(self._go_on, self.num_boots))
+
+    def _go_on(self, boot: int) -> None:
+        if boot != self.num_boots or self.trouble_until_us > self._world.clock.now_us:
+            return
+        self.is_hung = False
+        backlog, self._backlog = self._backlog, []
+        for action in backlog:
+            action()
+
+    def break_down(self) -> None:
+        self._breaks = True  # the next pass is the engine's last
+
+    def fail_next_pass(self) -> None:
+        self._fails = True  # the engine raises and can go on
+
+    def heal(self) -> None:
+        """What has not befallen it yet will not."""
+        self._breaks = self._fails = False
+        self.slow = 1
+
+    def life_counts(self) -> Counter[str]:
+        counts = Counter(self.scheduler.drafts.counts)
+        counts["preempted"] += self.scheduler.stats.num_preemptions
+        counts["prefix_tokens"] += self.scheduler.stats.num_prefix_tokens
+        return counts
+
+    def _do(self, action: Action) -> None:
+        """Now, or when the process goes on."""
+        if self.is_hung:
+            self._backlog.append(action)
+        elif self.is_up:
+            action()
+
+    def _of_this_life(self, action: Action) -> Action:
+        boot = self.num_boots
+        return lambda: self._do(action) if boot == self.num_boots else None
 
     # -- requests ---------------------------------------------------------------------------
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
-        """One request; a ticket for each of its choices."""
-        world = self._world
-        first = self.scheduler.add(tickets[0].request, world.clock.now_us)
-        world.checker.counts["groups"] += len(tickets) > 1
-        for session_id, ticket in enumerate(tickets, first):
-            self.tickets[session_id] = ticket
+    def hear(self, channel: Channel, action: Action) -> None:
+        """Something has arrived from a gateway; a process that is gone refuses connections."""
+        if not self.is_up or channel.boot != self.num_boots:
+            channel.to_gateway(target_lost())
+        else:
+            self._do(action)
+
+    def submit(self, channel: Channel, request: GenerateRequest) -> None:
+        world, now_us = self._world, self.clock.now_us
+        outputs = living_outputs(request)
+        try:
+            first = self.scheduler.add(request, now_us)
+        except RequestError as error:
+            self.checks.refused(error, len(outputs))
+            channel.to_gateway(error)
+            return
+        world.checker.counts["groups"] += len(outputs) > 1
+        answers = Answers(channel, request, first, set(outputs), now_us, now_us)
+        self.requests[channel] = answers
+        for choice, output in outputs.items():
+            text = [*request.prompt_token_ids, *output]
+            self.served[first + choice] = Served(answers, choice, text)
             # the scheduler makes the session; a planted bug takes it over here
-            self.session(session_id).__class__ = world.parts.target_session
-            world.note("submit", self.target_id, session_id)
+            self.session(first + choice).__class__ = world.parts.target_session
+            world.note("submit", self.target_id, first + choice)
+        self._say_alive_later(answers)
         self.wake()
 
-    def abort(self, ticket: Ticket) -> bool:
-        for session_id, other in self.tickets.items():
-            if other is ticket and not ticket.is_done:
-                ticket.is_done = ticket.is_aborted = True
-                self.scheduler.abort(session_id)
-                self._world.note("abort", self.target_id, session_id)
-                self.wake()
-                return True
-        return False
+    def abort(self, channel: Channel, choice: int | None) -> None:
+        """End a request, or one choice of it; unknown ones are ignored."""
+        answers = self.requests.get(channel)
+        if answers is None:
+            return
+        for each in sorted(answers.open) if choice is None else [choice]:
+            if each in answers.open:
+                self.scheduler.abort(answers.first_session_id + each)
+                self._end_choice(answers, each)
+        self.wake()
+
+    def _end_choice(self, answers: Answers, choice: int) -> None:
+        answers.open.discard(choice)
+        if not answers.open:
+            self.requests.pop(answers.channel, None)
+
+    def _end(self, endings: Iterable[Ending]) -> None:
+        """The scheduler gives requests up."""
+        for session_id, error in endings:
+            served = self.served[session_id]
+            answers = served.answers
+            self.checks.ended(served, error, self.clock.now_us)
+            if self.requests.get(answers.channel) is answers:
+                answers.channel.to_gateway(error)
+                for choice in sorted(answers.open):
+                    self.scheduler.abort(answers.first_session_id + choice)
+                    self._end_choice(answers, choice)
 
     def session(self, session_id: int) -> TargetSession:
         return self.scheduler._sequences[session_id].session
 
+    def _say_alive_later(self, answers: Answers) -> None:
+        at_us = answers.sent_us + ALIVE_US
+        self.clock.call_at(at_us, self._of_this_life(partial(self._say_alive, answers)))
+
+    def _say_alive(self, answers: Answers) -> None:
+        if self.requests.get(answers.channel) is not answers:
+            return
+        now_us = self.clock.now_us
+        if now_us >= answers.sent_us + ALIVE_US:
+            self._end(self.scheduler.expire(now_us))
+            if self.requests.get(answers.channel) is not answers:
+                return
+            answers.sent_us = now_us
+            answers.channel.to_gateway(None)
+        self._say_alive_later(answers)
+
     # -- streams ----------------------------------------------------------------------------
 
-    def attach(self, stream: Stream, hello: Hello) -> None:
+    def connect(self, stream: Stream) -> None:
+        """A draft dials; its Hello is heard when the process gets to it."""
         self.streams[stream.link_id] = stream
-        self.scheduler.drafts.attach(stream.link_id, hello)
-        self.wake()
+
+    def attach(self, stream: Stream, hello: Hello) -> None:
+        self._do(partial(self._attach, stream, hello))
+
+    def _attach(self, stream: Stream, hello: Hello) -> None:
+        if stream.link_id in self.streams:
+            self.scheduler.drafts.attach(stream.link_id, hello)
+            self.wake()
 
     def detach(self, stream: Stream) -> None:
+        if stream.link_id in self.streams:
+            self._do(partial(self._detach, stream))
+
+    def _detach(self, stream: Stream) -> None:
         if self.streams.pop(stream.link_id, None) is not None:
             stream.target_end.is_open = False
             self.scheduler.drafts.detach(stream.link_id)
             self.wake()
 
     def receive(self, stream: Stream, envelope: Envelope) -> None:
-        message = envelope.message
+        self._do(partial(self._receive, stream, envelope))
+
+    def _receive(self, stream: Stream, envelope: Envelope) -> None:
+        if stream.link_id not in self.streams:
+            return
+        message, world = envelope.message, self._world
         desk = self.scheduler.drafts
         sequence = None
         if isinstance(message, DraftTokens):
             sequence = self.scheduler._sequences.get(message.session_id)
         is_served = sequence is not None and sequence.draft_id == stream.link_id
         before = TargetView.of(sequence.session) if sequence is not None else None
-        self._world.note("to_target", self.target_id, stream.link_id, envelope.kind)
-        desk.receive(stream.link_id, message, self._world.clock.now_us)  # type: ignore[arg-type]
+        world.note("to_target", self.target_id, stream.link_id, envelope.kind)
+        link = desk.pool.get(stream.link_id)
+        strikes = 0 if link is None else link.strikes
+        num_kept = desk.counts["kept"]
+        desk.receive(stream.link_id, message, self.clock.now_us)  # type: ignore[arg-type]
+        is_kept = desk.counts["kept"] > num_kept
+        self.desk_checks.received(link, envelope, strikes, is_kept=is_kept)
         if sequence is not None and before is not None and is_served:
-            self._world.checker.target_received(before, sequence.session, envelope)
+            world.checker.target_received(before, sequence.session, envelope)
         self.flush()
         self.wake()
 
@@ -101,7 +267,7 @@ class SimulatedTarget:
         for link_id, messages in pool.take_outbox().items():
             for message in messages:
                 if isinstance(message, OpenSession | Verdict):
-                    self._world.checker.target_sends(self.target_id, message)
+                    self._world.checker.target_sends(self.life, message)
                 self._world.network.to_draft(self.streams[link_id], Envelope(message))
         for link_id in pool.take_outlaws():
             self._world.checker.counts["outlaw"] += 1
@@ -110,34 +276,46 @@ class SimulatedTarget:
     # -- passes -----------------------------------------------------------------------------
 
     def wake(self) -> None:
-        if self._in_pass:
+        if self._in_pass or self.is_hung or not self.is_up:
             return
-        world = self._world
         max_tries = self.scheduler.num_running + self.scheduler.num_waiting + 2
         for _ in range(max_tries):
-            plan = self.scheduler.plan(world.clock.now_us)
+            now_us = self.clock.now_us
+            self._end(self.scheduler.expire(now_us))
+            plan = self.scheduler.plan(now_us)
             self.flush()
             if isinstance(plan, Hold):
                 self._hold(plan)
                 return
-            self._check_plan(plan)
+            self.checks.plan(plan)
+            self.desk_checks.planned(now_us)
             if self._begin_pass(plan):
                 return
         require(False, "no plan fits the cache", max_tries)
 
     def _hold(self, hold: Hold) -> None:
-        self._check_hold(hold)
+        self.checks.hold(hold, self.clock.now_us)
         self.engine.run(self.scheduler.take_released(), ())
         self.scheduler.learn_free_blocks(self.engine.num_free_blocks)
         if hold.until_us is not None:
-            self._world.clock.call_at(hold.until_us, self.wake)
+            self.clock.call_at(hold.until_us, self._of_this_life(self.wake))
+
+    def _later(self, action: Action) -> None:
+        """When the pass that begins now has ended."""
+        delay_us = self._world.scenario.pass_us * self.slow
+        self._world.clock.call_after(delay_us, self._of_this_life(action))
 
     def _begin_pass(self, plan: PassPlan) -> bool:
         """False when the cache had no room for it."""
-        world = self._world
-        started_us = world.clock.now_us
+        world, started_us = self._world, self.clock.now_us
+        released = self.scheduler.take_released()
+        if self._breaks or self._fails or self._is_poisoned(plan):
+            self.engine.run(released, ())
+            self._in_pass = True
+            self._later(partial(self._fail_pass, plan))
+            return True
         try:
-            results = self.engine.run(self.scheduler.take_released(), plan.items)
+            results = self.engine.run(released, plan.items)
         except OutOfBlocks:
             world.checker.counts["out_of_blocks"] += 1
             require(self.scheduler.make_room(plan), "a lone sequence does not fit")
@@ -148,13 +326,9 @@ class SimulatedTarget:
             log = self.session(entry.session_id).log
             world.checker.cache_is("target", cached, log.slice(0, len(cached)))
             world.checker.counts["unfinished_prefills"] += not result.token_ids
-        num_rows = sum(e.num_computed(r) for e, r in zip(plan.entries, results, strict=True))
-        most = min(plan.num_rows, world.scenario.max_rows_per_pass)
-        require(num_rows <= most, "more rows than a pass may have", num_rows, most)
+        self.checks.rows(plan, results)
         free = self.engine.num_free_blocks
-        world.clock.call_after(
-            world.scenario.pass_us, lambda: self._end_pass(plan, results, started_us, free)
-        )
+        self._later(lambda: self._end_pass(plan, results, started_us, free))
         return True
 
     def _end_pass(
@@ -164,80 +338,62 @@ class SimulatedTarget:
         self._in_pass = False
         world.checker.counts["passes"] += 1
         for entry, result in zip(plan.entries, results, strict=True):
-            if self.tickets[entry.session_id].expected is None and result.token_ids:
-                self._check_lawful(entry, result)
-        times = PassTimes(started_us, world.clock.now_us)
+            answers = self.served[entry.session_id].answers
+            is_aborted = self.scheduler._sequences[entry.session_id].is_aborted
+            if is_lawful(answers.request) and result.token_ids and not is_aborted:
+                self.checks.rejection(entry, result)
+        times = PassTimes(started_us, self.clock.now_us)
         deltas = self.scheduler.end_pass(plan, results, times, num_free_blocks)
+        items: dict[Channel, list[RoundDelta]] = {}
         for session_id, delta in deltas:
             world.note("commit", self.target_id, session_id, delta.token_ids)
-            world.checker.counts["accepted"] += delta.num_accepted_tokens
-            world.checker.counts["rejected"] += delta.num_draft_tokens - delta.num_accepted_tokens
-            world.checker.counts["plain"] += delta.num_draft_tokens == 0
-            world.checker.counts["prompt_logprobs"] += len(delta.prompt_logprobs)
-            world.checker.counts["cached_prompts"] += delta.num_cached_tokens > 0
-            ticket = self.tickets[session_id]
-            ticket.receive(delta)
-            if not ticket.is_done:
-                session = self.session(session_id)
-                committed = session.log.slice(0, session.committed_len)
-                require(committed == ticket.text, "log differs from client")
+            self.checks.committed(session_id, delta)
+            answers = self.served[session_id].answers
+            if delta.choice in answers.open:
+                items.setdefault(answers.channel, []).append(delta)
+                answers.sent_us = self.clock.now_us
+                if delta.finish_reason is not None:
+                    self._end_choice(answers, delta.choice)
+        for channel, item in items.items():
+            channel.to_gateway(item)
+        self.checks.bounds()
         self.flush()
         self.wake()
 
-    def _check_lawful(self, entry: PassEntry, result: StepResult) -> None:
-        """Rejection modes: the same from the client's text, in one go and without a cache.
+    # -- failures ---------------------------------------------------------------------------
 
-        And no round's noise is used twice: what was seen must not be drawn again.
-        """
-        item, ticket = entry.item, self.tickets[entry.session_id]
-        if ticket.is_aborted:
+    def _is_poisoned(self, plan: PassPlan) -> bool:
+        return any(self._dies_of(entry.session_id, entry.end) for entry in plan.entries)
+
+    def _dies_of(self, session_id: int, end: int) -> bool:
+        served = self.served[session_id]
+        poison_at = self._world.poison_of(served.answers.channel.gateway_id)
+        if poison_at is None or served.choice:
+            return False
+        return end > len(served.answers.request.prompt_token_ids) + poison_at - 1
+
+    def _fail_pass(self, plan: PassPlan) -> None:
+        world = self._world
+        self._in_pass = False
+        if self._breaks:
+            world.fire(Fault.BREAK)
+            self.trouble_until_us = NEVER_US
+            self._end(self.scheduler.break_pass(plan))
+            require(not self.requests, "the engine broke, and a request was not told")
+            self.kill()
             return
-        require(isinstance(item.rule, Verify), "verified by no rule", item.rule)
-        assert isinstance(item.rule, Verify)
-        last = self._last_rounds.get(entry.session_id, -1)
-        require(item.rule.round > last, "a round's noise is used again", item.rule.round, last)
-        self._last_rounds[entry.session_id] = item.rule.round
-        text = (*ticket.text, *entry.draft_token_ids)
-        expected = self._reference.step(replace(item, start=0, token_ids=text, max_rows=None))
-        got = (result.token_ids, result.num_accepted)
-        require(got == (expected.token_ids, expected.num_accepted), "not by the rule", got)
-        num_draft = len(entry.draft_token_ids)
-        counts = self._world.checker.counts
-        counts["lawful_accepted"] += result.num_accepted or 0
-        counts["lawful_rejected"] += num_draft > (result.num_accepted or 0)
-
-    def _check_plan(self, plan: PassPlan) -> None:
-        """Never-wait: a pass contains every runnable sequence, but for prefills without room."""
-        planned = {entry.session_id for entry in plan.entries}
-        require(bool(planned), "an empty pass")
-        has_room = plan.num_rows < self._world.scenario.max_rows_per_pass
-        for session_id in self.scheduler._running:
-            sequence = self.scheduler._sequences[session_id]
-            if self._waits_for_prompt(sequence):
-                require(session_id not in planned, "a prompt was computed twice", session_id)
-            elif sequence.is_decoding or has_room:
-                require(session_id in planned, "a runnable sequence was left out", session_id)
-
-    def _waits_for_prompt(self, sequence: TargetSequence) -> bool:
-        """Choice 0 of its request is about to compute a block that this one could use."""
-        leader_id = sequence.session.session_id - sequence.choice
-        leader = self.scheduler._sequences.get(leader_id)
-        return (
-            leader is not None
-            and sequence.choice > 0
-            and not leader.is_aborted
-            and leader_id in self.scheduler._running
-            and len(sequence.request.prompt_token_ids) > BLOCK_SIZE
-            and leader.session.num_output_tokens == 0
-        )
-
-    def _check_hold(self, hold: Hold) -> None:
-        running = len(self.scheduler._running)
-        if hold.until_us is None:
-            require(running == 0, "an idle target with work", running)
+        if self._fails:
+            world.fire(Fault.FAIL)
+            self._fails = False
+            self.trouble_until_us = world.clock.now_us
+            ended = self.scheduler.fail_pass(plan)
+            require(not ended or len(plan.entries) == 1, "a batch failed for one of it")
+            self._end(ended)
+            self.flush()
+            self.wake()
             return
-        require(running == 1, "a pass was held with several sequences", running)
-        longest_us = int(self._world.scenario.max_lone_wait_ms * 1000)
-        wait_us = hold.until_us - self._world.clock.now_us
-        require(wait_us <= longest_us, "a wait beyond its cap", wait_us)
-        self._world.checker.counts["lone_holds"] += 1
+        world.fire(Fault.POISON)
+        for entry in plan.entries:
+            if self._dies_of(entry.session_id, entry.end):
+                self.checks.dies_of(self.served[entry.session_id].answers)
+        self.kill()

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from random import Random
+from typing import Any, ClassVar
 
+from paceline.controller.registry import Registry
 from paceline.engine.base import EngineInfo, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
+from paceline.gateway.failover import Failover
 from paceline.protocol.draft_session import DraftSession
 from paceline.protocol.draft_table import DraftTable
 from paceline.protocol.target_session import TargetSession
 from paceline.target.scheduler import Scheduler
-from paceline.testing.clock import VirtualClock
+from paceline.testing.clock import LocalClock, VirtualClock
+from paceline.testing.faults import Fault
 from paceline.testing.invariants import Checker
 from paceline.testing.network import SimulatedNetwork
 from paceline.testing.scenario import BLOCK_SIZE, MAX_MODEL_LEN, Scenario, engine_info
 
 MAX_REMEMBERED = 1 << 16
+MAX_CLOCK_OFFSET_US = 3_600_000_000
 
 
 class RememberingToyEngine(ToyEngine):
@@ -60,6 +65,12 @@ class Parts:
     draft_table: type[DraftTable] = DraftTable
     scheduler: type[Scheduler] = Scheduler
     target_engine: type[RememberingToyEngine] = RememberingToyEngine
+    failover: type[Failover] = Failover
+    registry: type[Registry] = Registry
+    # The simulated gateway, target and draft: stand-ins for asyncio code. None: the usual ones.
+    gateway: type[Any] | None = None
+    target: type[Any] | None = None
+    draft: type[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,25 @@ class World:
     network: SimulatedNetwork
     checker: Checker
     parts: Parts
+    rng: Random
     trace: list[tuple[object, ...]]
+
+    def local_clock(self) -> LocalClock:
+        """A new process's own."""
+        skew = self.scenario.skew_permille
+        if not skew:
+            return LocalClock(self.clock)
+        offset_us = self.rng.randrange(MAX_CLOCK_OFFSET_US)
+        return LocalClock(self.clock, offset_us, 1000 + self.rng.randrange(-skew, skew + 1))
+
+    def poison_of(self, gateway_id: int) -> int | None:
+        """The output token that no target survives, if the gateway's request has one."""
+        clients = self.scenario.clients
+        return clients[gateway_id].poison_at if gateway_id < len(clients) else None
+
+    def fire(self, fault: Fault) -> None:
+        self.network.fired[fault] += 1
+        self.note("fault", fault.value)
 
     def note(self, *event: object) -> None:
         self.trace.append((self.clock.now_us, *event))

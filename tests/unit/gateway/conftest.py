@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +24,8 @@ from paceline.generation import (
     TokenOrigin,
 )
 
-# What a target does next: a round, a failure, or a wait for the test.
-Step = RoundDelta | Exception | asyncio.Event
+# What a target does next: a round, a sign of life, a failure, or a wait for the test.
+Step = RoundDelta | Exception | asyncio.Event | None
 NOW_S = 1_700_000_000
 RANDOM_SEED = 77
 
@@ -39,7 +39,7 @@ class FakeStream:
         self.is_exhausted = False
         self.is_waiting = asyncio.Event()
 
-    async def __aiter__(self) -> AsyncIterator[RoundDelta]:
+    async def __aiter__(self) -> AsyncIterator[RoundDelta | None]:
         for step in self._script:
             if isinstance(step, Exception):
                 raise step
@@ -109,7 +109,8 @@ class Harness:
             random_seed=lambda: RANDOM_SEED,
             sleep=self._sleep,
         )
-        self.app: FastAPI = build_api(self.service)
+        self.monotonic_s = 1000.0
+        self.app: FastAPI = build_api(self.service, monotonic=lambda: self.monotonic_s)
 
     async def _sleep(self, seconds: float) -> None:
         """No time passes, but others get their turn."""
@@ -146,8 +147,10 @@ class Harness:
         await self.service.drain()
         return self.service.num_in_progress == 0
 
-    def begin(self, path: str, body: Any, is_whole: bool = True) -> RawExchange:
-        return RawExchange(self.app, path, json.dumps(body).encode(), is_whole)
+    def begin(
+        self, path: str, body: Any, is_whole: bool = True, headers: Mapping[str, str] | None = None
+    ) -> RawExchange:
+        return RawExchange(self.app, path, json.dumps(body).encode(), is_whole, headers or {})
 
 
 class RawExchange:
@@ -156,11 +159,17 @@ class RawExchange:
     Without `is_whole` the body's last part waits for `finish_body`.
     """
 
-    def __init__(self, app: FastAPI, path: str, body: bytes, is_whole: bool) -> None:
+    def __init__(
+        self, app: FastAPI, path: str, body: bytes, is_whole: bool, headers: Mapping[str, str]
+    ) -> None:
+        sent = {"content-type": "application/json"} | dict(headers)
         self.sent: list[dict[str, Any]] = []
         self.leave = asyncio.Event()
         self.is_reading = asyncio.Event()
         self.is_reading.set()
+        # So many messages (the head is the first) and then no more: set it before they come.
+        self.stops_after: int | None = None
+        self.is_stuck = asyncio.Event()
         self._body: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._body.put_nowait({"type": "http.request", "body": body, "more_body": not is_whole})
         self._is_whole = is_whole
@@ -174,7 +183,7 @@ class RawExchange:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }
@@ -187,8 +196,17 @@ class RawExchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: dict[str, Any]) -> None:
+        if len(self.sent) == self.stops_after:
+            self.is_reading.clear()
+            self.stops_after = None
+        if not self.is_reading.is_set():
+            self.is_stuck.set()
         await self.is_reading.wait()
+        await self.pace()
         self.sent.append(message)
+
+    async def pace(self) -> None:
+        """How long one message takes; none."""
 
     def finish_body(self) -> None:
         self._is_whole = True

@@ -215,8 +215,9 @@ async def test_a_choice_that_goes_on_after_its_end(harness: Any, score: Score) -
 
 
 async def test_target_lost_with_one_choice_unfinished(
-    harness: Any, score: Score, events_of: EventsOf
+    make_harness: Any, score: Score, events_of: EventsOf
 ) -> None:
+    harness = make_harness(max_retries=0)
     lost = RequestError("lost", None, "target_lost", 503, 1)
     for end in ([lost], []):
         harness.targets.script = [score(b"", "a", "length", 0), *end]

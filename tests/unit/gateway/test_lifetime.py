@@ -139,13 +139,16 @@ async def test_target_refuses_before_the_first_round(
     assert await harness.is_idle()
 
 
-async def test_target_lost_in_the_middle(harness: Any, round_of: RoundOf, events_of: Any) -> None:
+async def test_no_target_is_left_in_the_middle(
+    make_harness: Any, round_of: RoundOf, events_of: Any
+) -> None:
+    harness = make_harness(max_retries=0)
     lost = RequestError("The target was lost; try again.", None, "target_lost", 503, 1)
     for script in ([round_of("ab"), lost], [round_of("ab")]):
         harness.targets.script = script
         first, error = events_of((await harness.complete(stream=True)).text)
         assert first["choices"][0]["text"] == "ab"
-        assert error["error"]["code"] == "target_lost"
+        assert error["error"]["code"] == "target_lost"  # and no [DONE]
         whole = await harness.complete()
         assert whole.status_code == 503
         assert whole.json()["error"]["code"] == "target_lost"

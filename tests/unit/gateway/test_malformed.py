@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.gateway.sentences import REASONS, UNKNOWN_REASON
+
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 BIG = "x" * 5000
 
@@ -244,11 +246,21 @@ async def test_refused_with_a_sentence(
     assert (error["param"], error["code"]) == (param, code)
     assert error["type"] == "invalid_request_error"
     assert 10 < len(error["message"]) <= 200
-    assert error["message"].endswith((".", ")"))
+    assert error["message"].endswith(".")
+    for word in ("nput", "Value error", "a valid", "instance of", "Options", "Body", "pydantic"):
+        assert word not in error["message"], "words of our tools"
+    assert UNKNOWN_REASON not in error["message"]
     name = (param or "").split(".")[-1].split("[")[0]
     assert name in error["message"] or "The prompt" in error["message"]
     assert harness.targets.requests == []
     assert await harness.is_idle()
+
+
+async def test_every_sentence_is_used(harness: Any) -> None:
+    answers = [await harness.post(path, body) for path, body, _, _ in BODIES]
+    messages = [answer.json()["error"]["message"] for answer in answers]
+    for words in REASONS.values():
+        assert any(f": {words.split('{')[0]}" in message for message in messages), words
 
 
 @pytest.mark.parametrize("name", [BIG, "a\nb\x1b[31m", "ключ" * 50, ""])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,8 +16,19 @@ from paceline.sampling.params import SamplingParams
 with warnings.catch_warnings():
     # Ray Serve's own models use deprecated pydantic; not ours to fix.
     warnings.simplefilter("ignore")
-    from ray.exceptions import ActorDiedError, RayTaskError
-    from ray.serve.exceptions import BackPressureError
+    from ray.exceptions import (
+        ActorDiedError,
+        ActorUnavailableError,
+        OwnerDiedError,
+        RayTaskError,
+        TaskCancelledError,
+    )
+    from ray.serve._private.common import DeploymentID
+    from ray.serve.exceptions import (
+        BackPressureError,
+        DeploymentUnavailableError,
+        RequestCancelledError,
+    )
 
     from paceline.gateway.target_client import ServeTargetClient, translate
 
@@ -33,10 +45,12 @@ class FakeHandle:
     """The parts of a DeploymentHandle that the client uses."""
 
     def __init__(
-        self, failure: Exception | None = None, refusal: RequestError | None = None
+        self,
+        failure: BaseException | None = None,
+        items: Sequence[RoundDelta | RequestError | None] = (ROUND,),
     ) -> None:
         self.failure = failure
-        self.refusal = refusal
+        self.items = list(items)
         self.calls: list[Any] = []
         self.num_cancels = 0
 
@@ -68,12 +82,12 @@ class FakeHandle:
     def cancel(self) -> None:
         self.num_cancels += 1
 
-    async def __aiter__(self) -> AsyncIterator[RoundDelta | RequestError]:
-        yield ROUND
-        if self.refusal:
-            yield self.refusal
+    async def __anext__(self) -> RoundDelta | RequestError | None:
+        if self.items:
+            return self.items.pop(0)
         if self.failure:
             raise self.failure
+        raise StopAsyncIteration
 
     def __await__(self) -> Any:
         yield from ()
@@ -97,10 +111,29 @@ def test_backpressure_is_429() -> None:
         assert (translated.status, translated.retry_after_s) == (429, 1)
 
 
-def test_lost_target_is_503() -> None:
-    translated = translate(ActorDiedError())
+def preempted() -> ActorDiedError:
+    error = ActorDiedError()
+    error._preempted = True
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ActorDiedError(), "target_died"),
+        (preempted(), "target_lost"),
+        (ActorUnavailableError("no connection", None), "target_lost"),
+        (DeploymentUnavailableError(DeploymentID("TargetReplica", "paceline")), "target_lost"),
+        (RequestCancelledError("id"), "target_lost"),
+        (TaskCancelledError(), "target_lost"),
+        (OwnerDiedError("", b"", ""), "target_lost"),
+    ],
+)
+def test_a_target_that_is_gone_is_503(error: Exception, code: str) -> None:
+    translated = translate(error)
     assert isinstance(translated, RequestError)
-    assert (translated.status, translated.code) == (503, "target_lost")
+    assert (translated.status, translated.retry_after_s) == (503, 1)
+    assert translated.code == code
 
 
 def test_bug_of_the_target_stays_one() -> None:
@@ -123,11 +156,51 @@ async def test_stream() -> None:
 
 async def test_a_refusal_is_an_item_of_the_stream() -> None:
     refusal = OverloadedError("full", None, "queue_full", 429, 1)
-    rounds = aiter(ServeTargetClient(FakeHandle(refusal=refusal)).generate(REQUEST))
+    rounds = aiter(ServeTargetClient(FakeHandle(items=[ROUND, refusal])).generate(REQUEST))
     assert await anext(rounds) == ROUND
     with pytest.raises(OverloadedError) as caught:
         await anext(rounds)
     assert caught.value is refusal
+
+
+async def test_signs_of_life_and_the_end_pass_through() -> None:
+    rounds = aiter(ServeTargetClient(FakeHandle(items=[None, ROUND, None])).generate(REQUEST))
+    assert [item async for item in rounds] == [None, ROUND, None]
+
+
+async def test_a_call_that_another_cancelled_is_a_lost_target() -> None:
+    """Serve raises CancelledError for it, which must not look like the end of our own task."""
+    rounds = aiter(ServeTargetClient(FakeHandle(asyncio.CancelledError(), [])).generate(REQUEST))
+    with pytest.raises(RequestError) as caught:
+        await anext(rounds)
+    assert caught.value.code == "target_lost"
+
+
+async def test_our_own_cancellation_stays_one() -> None:
+    class Silent(FakeHandle):
+        async def __anext__(self) -> None:
+            await asyncio.Event().wait()
+
+    rounds = aiter(ServeTargetClient(Silent()).generate(REQUEST))
+    waiting = asyncio.ensure_future(anext(rounds))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await anext(rounds)
+
+
+def test_cancel_of_a_call_that_no_replica_took() -> None:
+    class Unassigned(FakeHandle):
+        def cancel(self) -> None:
+            super().cancel()
+            raise DeploymentUnavailableError(DeploymentID("TargetReplica", "paceline"))
+
+    handle = Unassigned()
+    ServeTargetClient(handle).generate(REQUEST).cancel()
+    assert handle.num_cancels == 1
 
 
 async def test_abort_goes_to_every_replica_and_never_raises() -> None:
