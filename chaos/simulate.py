@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from chaos import planted
-from paceline.testing.cluster import DEFAULT_PARTS, run_seed
+from paceline.testing.cluster import DEFAULT_PARTS, FAILURES, run_seed
 from paceline.testing.coverage import MIN_SEEDS, missing
 from paceline.testing.draw import draw_scenario
 from paceline.testing.shrink import broken_rule, from_json, shrink, to_json
@@ -75,7 +75,7 @@ def run_chunk(bug: str | None, seeds: range) -> Tally:
         tally.num_seeds += 1
         try:
             report = run_seed(seed, parts_of(bug))
-        except Exception:
+        except FAILURES:
             tally.failed = (seed, broken_rule(scenario, parts_of(bug)) or "another exception")
             return tally
         tally.num_events += report.num_events

@@ -45,6 +45,11 @@ RECOVERY_PASS_US = 5_000
 RECOVERY_US = 120_000
 RECOVERY_REQUEST = GenerateRequest("recovery", (3, 5, 7), 16, GREEDY, ignore_eos=True)
 DEFAULT_PARTS = Parts()
+# How code that is wrong may fail.
+FAILURES = (
+    *(AssertionError, ArithmeticError, AttributeError, LookupError, PacelineError),
+    *(TypeError, ValueError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,7 @@ def run_scenario(scenario: Scenario, parts: Parts = DEFAULT_PARTS) -> Report:
     cluster = SimulatedCluster(scenario, parts)
     try:
         return cluster.run()
-    except (AssertionError, LookupError, PacelineError) as broken:
+    except FAILURES as broken:
         broken.add_note(f"replay: run_seed({scenario.seed}), broken at {cluster.clock.now_us} us")
         raise
 

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from paceline.errors import PacelineError
 from paceline.generation import SpeculationRequest
-from paceline.testing.cluster import DEFAULT_PARTS, run_scenario
+from paceline.testing.cluster import DEFAULT_PARTS, FAILURES, run_scenario
 from paceline.testing.faults import CHANCES, NUMBERS, FaultPlan
 from paceline.testing.invariants import InvariantError
 from paceline.testing.scenario import GREEDY, Client, Scenario
@@ -43,7 +42,7 @@ def broken_rule(scenario: Scenario, parts: Parts = DEFAULT_PARTS) -> str | None:
         run_scenario(scenario, parts)
     except InvariantError as broken:
         return str(broken).split(":")[0]
-    except (AssertionError, LookupError, PacelineError) as broken:
+    except FAILURES as broken:
         return type(broken).__name__
     return None
 

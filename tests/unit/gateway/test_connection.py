@@ -117,7 +117,7 @@ async def test_heads_that_never_end_are_cut() -> None:
 
 async def test_heads_beyond_the_limit_are_cut() -> None:
     app = App()
-    async with listening(app, max_head_bytes=100_000) as server:
+    async with listening(app, max_head_bytes=100_000, head_timeout_s=600.0) as server:
         for begin in (b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\n"):
             unit = b"X: y\r\n" if begin.endswith(b"\n") else b"y" * 6
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -135,7 +135,7 @@ async def test_heads_beyond_the_limit_are_cut() -> None:
 async def test_bodies_and_later_requests_are_no_heads() -> None:
     """The limits of a head begin anew with each request and end with it."""
     app = App()
-    async with listening(app, max_head_bytes=1000, head_timeout_s=5.0) as server:
+    async with listening(app, max_head_bytes=1000, head_timeout_s=600.0) as server:
         address = ("127.0.0.1", server.port)
         reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
         for number in (1, 2, 3):
