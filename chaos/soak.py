@@ -48,8 +48,6 @@ OTHERS = (
     *("link_rate", "partition_up", "partition_down", "partition_both", "link_reset"),
     *("corrupt_wire", "garbage", "oversize", "kv_exhaustion", "slow_reader", "disconnect_storm"),
 )
-# While a gateway dies its clients lose their answers; while the cache is full some are refused.
-MAY_FAIL = ANY_LOSS | SHED
 
 
 class Soak:
@@ -68,7 +66,7 @@ class Soak:
         self.num_skipped = 0  # arrivals while too many were in flight
         self._interval_s = 1.0 / REQUESTS_PER_S
         self._spared: frozenset[int] = frozenset()
-        self._fragile_until_s = 0.0  # a gateway died just now, or the cache is full
+        self._fragile_until_s = 0.0  # a gateway died just now
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> None:
@@ -120,7 +118,9 @@ class Soak:
     async def _ask(self, http: Any, request: traffic.Request) -> None:
         outcome = await traffic.send(http, request)
         checks.add(self.findings, outcome, self._reference.outcomes[request.index])
-        is_excused = outcome.error in MAY_FAIL and outcome.started_s < self._fragile_until_s
+        # A refusal is an answer. A gateway that dies takes its clients' answers along.
+        is_excused = outcome.error in SHED
+        is_excused |= outcome.error in ANY_LOSS and outcome.started_s < self._fragile_until_s
         if outcome.has_failed and not is_excused:
             self.unexpected[outcome.error] += 1
 
@@ -144,7 +144,7 @@ class Soak:
             await self._break(fault, self._rng.uniform(*FAULT_LENGTH_S))
 
     async def _break(self, fault: Any, seconds: float) -> None:
-        if fault.name in ("kill_gateway", "kv_exhaustion", "disconnect_storm"):
+        if fault.name == "kill_gateway":
             self._fragile_until_s = time.monotonic() + seconds + 15.0
         try:
             try:

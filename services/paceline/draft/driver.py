@@ -208,6 +208,7 @@ class DraftDriver:
             logger.exception("a draft pass over %d sequences failed", len(items))
             for link_id, close in self.table.abandon(items):
                 self._send(link_id, close)
+            await self.worker.probe()  # ends the pass loop, too, if nothing works any more
             return
         for link_id, drafts in self.table.take_drafts(monotonic_us()).items():
             for draft in drafts:

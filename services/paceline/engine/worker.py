@@ -12,7 +12,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from paceline.engine.base import Engine, EngineBroken, EngineInfo, StepItem, StepResult
+from paceline.engine.base import (
+    Engine,
+    EngineBroken,
+    EngineInfo,
+    OutOfBlocks,
+    StepItem,
+    StepResult,
+)
+from paceline.sampling.params import SamplingParams
+
+# No sequence of a target or draft has this id: theirs count from 1.
+_PROBE_ID = 0
+_PROBE = StepItem(_PROBE_ID, 0, (0,), 1, SamplingParams(temperature=0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,23 @@ class EngineWorker:
             # The thread cannot be stopped: it stays behind until the process ends.
             self._broken = EngineBroken(f"a pass did not end within {self._max_pass_s} s")
             raise self._broken from error
+
+    async def probe(self) -> None:
+        """After a pass that failed: `EngineBroken` if not even one row of its own gets through.
+
+        A device that is gone for good (as CUDA is after an illegal access) raises the same errors
+        as a batch that cannot be computed; unnoticed, its replica would fail all that comes.
+        """
+        try:
+            await self.run([], [_PROBE])
+        except OutOfBlocks:
+            pass  # nothing learned: the next failure finds room
+        except EngineBroken:
+            raise
+        except Exception as error:
+            self._broken = EngineBroken(f"not even a single row can be computed: {error!r}")
+            raise self._broken from error
+        await self.run([_PROBE_ID], [])
 
     def check_health(self) -> None:
         """Raises `EngineBroken` once the engine can do no more passes."""

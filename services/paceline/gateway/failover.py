@@ -18,6 +18,8 @@ TARGET_LOST = "target_lost"
 # whatever computes it must not go from target to target.
 TARGET_DIED = "target_died"
 ENGINE_BROKEN = "engine_broken"
+# It waited too long for a place.
+QUEUE_TIMEOUT = "queue_timeout"
 SUSPECT_CODES = frozenset({TARGET_DIED, ENGINE_BROKEN})
 RETRIED_CODES = SUSPECT_CODES | {TARGET_LOST}
 
@@ -42,7 +44,8 @@ def target_died() -> RequestError:
 
 def has_let_go(error: RequestError | None) -> bool:
     """Whether the error says that nothing of the request is left at its target."""
-    return isinstance(error, OverloadedError) or (error is not None and error.code in SUSPECT_CODES)
+    let_go = SUSPECT_CODES | {QUEUE_TIMEOUT}
+    return isinstance(error, OverloadedError) or (error is not None and error.code in let_go)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,8 @@ class Failover:
             return True
         # Full targets refuse new requests. A client that has begun to read cannot come back
         # later, so the gateway does, for what a lost target left.
-        is_refusal = isinstance(error, OverloadedError) and self._num_failures > 0
-        return is_refusal and self._has_begun
+        is_refusal = isinstance(error, OverloadedError) or error.code == QUEUE_TIMEOUT
+        return is_refusal and self._num_failures > 0 and self._has_begun
 
     @property
     def _has_begun(self) -> bool:

@@ -78,6 +78,8 @@ class DraftDesk:
         self.pool = DraftPool(config, max_draft_ahead)
         self.counts: Counter[str] = Counter()
         self._now_us = 0  # the latest that we were told
+        # By link, as of this `maintain`: a sum over all sessions for each of them is too slow.
+        self._num_unproven: dict[int, int] = {}
 
     # -- links ------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class DraftDesk:
     def maintain(self, running: Iterable[int], now_us: int) -> None:
         """Open what has no draft, take away from drafts what they do not serve or should not."""
         self._now_us = now_us
+        self._num_unproven.clear()
         has_draining = self.pool.has_draining
         for session_id in running:
             sequence = self._sequences[session_id]
@@ -131,16 +134,22 @@ class DraftDesk:
         limit_us = int(self._config.stall_timeout_s * _US)
         if not patience.is_due(limit_us, now_us):
             return False
-        link = self.pool.get(sequence.draft_id)
-        if link is not None and not patience.is_proven:
-            others = (self._sequences.get(session_id) for session_id in link.sessions)
-            num_tokens = sum(
+        if sequence.draft_id is not None and not patience.is_proven:
+            num_tokens = self._num_unproven_tokens(sequence.draft_id)
+            limit_us *= min(MAX_STALL_TIMEOUTS, 1 + num_tokens // TOKENS_PER_STALL_TIMEOUT)
+        return patience.is_over(limit_us, now_us)
+
+    def _num_unproven_tokens(self, link_id: int) -> int:
+        """Of the texts that a draft has been given and not proposed anything for."""
+        if link_id not in self._num_unproven:
+            link = self.pool.get(link_id)
+            others = map(self._sequences.get, () if link is None else link.sessions)
+            self._num_unproven[link_id] = sum(
                 other.session.committed_len
                 for other in others
                 if other is not None and not other.patience.is_proven
             )
-            limit_us *= min(MAX_STALL_TIMEOUTS, 1 + num_tokens // TOKENS_PER_STALL_TIMEOUT)
-        return patience.is_over(limit_us, now_us)
+        return self._num_unproven[link_id]
 
     def _move(self, sequence: Sequence, now_us: int) -> None:
         """Leave a draft that drains for one that can take the sequence, if there is one.
@@ -230,6 +239,12 @@ class DraftDesk:
             self._part(sequence, CloseReason.REPLACED)
         self._lose(sequence, LinkEvent.PEER_LOST)
         sequence.last_draft_id = None
+
+    def bar(self, sequence: Sequence) -> None:
+        """A pass over this sequence alone failed with its draft's proposals in it."""
+        link = self.pool.get(sequence.draft_id)
+        if link is not None:
+            sequence.barred_drafts.add(link.hello.replica_id)
 
     def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
         """Tell the draft, unless the text has outgrown its context: then it has nothing more to

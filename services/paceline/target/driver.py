@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import AppConfig
 from paceline.engine.base import EngineBroken, OutOfBlocks
-from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.engine.worker import EngineWorker, PassResult, monotonic_us
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.pass_loop import PassLoop
@@ -195,10 +195,23 @@ class TargetDriver:
             done = await self.worker.run(released, [])
             self.scheduler.learn_free_blocks(done.num_free_blocks)
 
-    async def _pass(self, plan: PassPlan) -> None:
+    async def _run(self, plan: PassPlan) -> PassResult | None:
+        """None: the pass has failed, and the engine can go on."""
         released = self.scheduler.take_released()
         try:
-            done = await self.worker.run(released, plan.items)
+            return await self.worker.run(released, plan.items)
+        except (OutOfBlocks, EngineBroken):
+            raise
+        except Exception:
+            # One bad batch must not end the replica, nor one bad request its batch.
+            logger.exception("a pass over %d sequences failed", len(plan.entries))
+            await self.worker.probe()
+            self._end(self.scheduler.fail_pass(plan))
+            return None
+
+    async def _pass(self, plan: PassPlan) -> None:
+        try:
+            done = await self._run(plan)
         except OutOfBlocks:
             # Nothing was changed: the next turn plans again, with less.
             if not self.scheduler.make_room(plan):
@@ -208,10 +221,7 @@ class TargetDriver:
         except EngineBroken:
             self._end(self.scheduler.break_pass(plan))
             raise  # ends the pass loop, so that this replica is replaced
-        except Exception:
-            # One bad batch must not end the replica, nor one bad request its batch.
-            logger.exception("a pass over %d sequences failed", len(plan.entries))
-            self._end(self.scheduler.fail_pass(plan))
+        if done is None:
             return
         times = PassTimes(done.started_us, done.ended_us)
         deltas = self.scheduler.end_pass(plan, done.results, times, done.num_free_blocks)

@@ -165,10 +165,15 @@ class Scheduler:
         return PassPlan((*decodes, *self._prefill_entries(missing, rows_left)))
 
     def _take_turns(self, runnable: list[Sequence]) -> list[Sequence]:
-        """While there are suspects: one of them alone, then all others, and so on in turn."""
+        """While there are suspects: one of them alone, then all others, and so on in turn.
+
+        Who has waited longest among the suspects is first: one who fails again goes behind.
+        """
         suspects = [sequence for sequence in runnable if sequence.is_suspect]
         others = [sequence for sequence in runnable if not sequence.is_suspect]
-        return others if self._is_others_turn and others else suspects[:1] or others
+        if not suspects or (self._is_others_turn and others):
+            return others
+        return [min(suspects, key=lambda sequence: sequence.suspected_in)]
 
     def _end_turn(self, plan: PassPlan) -> None:
         self._is_short = False
@@ -180,7 +185,7 @@ class Scheduler:
             return None
         sequence = self._sequences[self._running[0]]
         session = sequence.session
-        streaming = session.link is LinkState.STREAMING
+        streaming = session.link is LinkState.STREAMING and not sequence.is_suspect
         if not (sequence.is_decoding and sequence.max_draft and streaming):
             return None
         have = session.window_len
@@ -218,7 +223,8 @@ class Scheduler:
         for num_served, sequence in enumerate((*decoding[first:], *decoding[:first])):
             share = -(-draft_rows // (len(decoding) - num_served))
             room = self._roster.room(sequence, free_blocks)
-            draft = sequence.session.begin_verify(min(sequence.max_draft, share, room))
+            limit = 0 if sequence.is_suspect else min(sequence.max_draft, share, room)
+            draft = sequence.session.begin_verify(limit)
             drafts[sequence.session.session_id] = draft
             free_blocks -= self._roster.num_new_blocks(sequence, len(draft))
             draft_rows -= len(draft)
@@ -286,7 +292,7 @@ class Scheduler:
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
-        sequence.is_suspect = False
+        sequence.suspected_in = 0
         sequence.acceptance.update(delta.num_draft_tokens, delta.num_accepted_tokens)
         self._count(delta.num_draft_tokens, delta.num_accepted_tokens, len(delta.token_ids))
         if step.verdict is not None and not session.is_finished:
@@ -333,8 +339,10 @@ class Scheduler:
 
         One request must not take others with it. A pass over several sequences ends nobody: all
         of them are suspects and compute their texts again, each alone, until it has committed a
-        token that way. A pass over one has found the cause. Every cycle commits a token of each
-        suspect or ends it, so an engine that fails any batch still serves them one by one.
+        token that way. A pass over one has found the cause, if no draft had a say in it: else it
+        is tried again without proposals, and that draft is not to have it any more. Suspects run
+        in the order in which they became that, so an engine that fails any batch still serves
+        them one by one.
         """
         self.stats.num_failed_passes += 1
         self._end_turn(plan)
@@ -345,16 +353,18 @@ class Scheduler:
             sequence.session.cancel_verify()
             if sequence.is_aborted:
                 self._retire(entry.session_id)
-            elif len(plan.entries) == 1:
+            elif len(plan.entries) == 1 and not plan.has_drafts:
                 self._retire(entry.session_id)
                 ended.append((entry.session_id, endings.engine_error()))
             else:
+                if len(plan.entries) == 1:
+                    self.drafts.bar(sequence)
                 self._suspect(sequence)
         return ended
 
     def _suspect(self, sequence: Sequence) -> None:
         """Nothing that could be the cause is kept: neither KV nor what a draft proposed."""
-        sequence.is_suspect = True
+        sequence.suspected_in = self.stats.num_failed_passes
         self._roster.drop_cache(sequence)
         self.drafts.suspend(sequence)
         sequence.session.empty_window()

@@ -53,8 +53,8 @@ class Sequence:
     is_running: bool = False
     in_pass: bool = False
     is_aborted: bool = False
-    # A failed pass was over it and others: it runs alone until it has committed a token.
-    is_suspect: bool = False
+    # The failed pass that made it a suspect, by number; 0: it is none.
+    suspected_in: int = 0
     # When it has waited too long for a place; 0 once its request has had one.
     queue_deadline_us: int = 0
     num_preemptions: int = 0
@@ -83,6 +83,12 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the newest committed token is missing from the cache."""
         return self.cached_len >= self.session.committed_len - 1
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be why a pass failed: it runs alone, and without proposals, until it has
+        committed a token."""
+        return self.suspected_in > 0
 
     @property
     def is_held(self) -> bool:

@@ -246,3 +246,13 @@ def test_every_token_once_whatever_is_lost(
     assert gave_up or seen == whole
     if all(errors[number] is LOST for number in range(len(cuts))):
         assert seen == whole
+
+
+@pytest.mark.parametrize("refusal", [FULL, error_of("queue_timeout")])
+def test_a_full_target_does_not_end_a_stream_that_has_begun(refusal: RequestError) -> None:
+    failover = Failover(request_of(), 2)
+    failover.receive(delta_of(5))
+    assert failover.next_try(LOST) is not None
+    assert try_after(failover, refusal).request.resumption == Resumption(2, ((5,),))
+    fresh = Failover(request_of(), 2)
+    assert fresh.next_try(refusal) is None
