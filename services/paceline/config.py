@@ -276,7 +276,9 @@ class RpcConfig(_Section):
     hello_timeout_s: float = Field(5.0, gt=0, description="wait for Hello / Welcome")
     open_timeout_s: float = Field(10.0, gt=0, description="wait for Opened before trying again")
     stall_timeout_s: float = Field(
-        2.0, gt=0, description="a draft that may draft and sends nothing for so long is stalled"
+        2.0,
+        gt=0,
+        description="a draft that may draft and sends nothing of use so long is stalled",
     )
     max_reopens: int = Field(
         64, ge=0, description="drafts that one sequence tries after its first; then it does without"

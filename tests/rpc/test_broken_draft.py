@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,6 +13,7 @@ from paceline.draft.driver import DraftDriver
 from paceline.engine.base import EngineBroken, OutOfBlocks, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
 from paceline.engine.worker import EngineWorker
+from paceline.protocol.messages import CloseSession, DraftMessage
 from paceline.target.driver import TargetDriver
 from tests.rpc import fleet
 
@@ -20,9 +23,13 @@ class BreakingEngine(ToyEngine):
 
     num_steps = 12
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(fleet.INFO)
+        self._error = error
+
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         if self.num_steps == 0:
-            raise EngineBroken("a rank was lost")
+            raise self._error
         self.num_steps -= 1
         return super().step(items)
 
@@ -40,9 +47,11 @@ async def pair(engine: ToyEngine) -> AsyncIterator[tuple[TargetDriver, DraftDriv
             yield target, driver
 
 
-async def test_a_broken_draft_hangs_up_and_stays_away() -> None:
+@pytest.mark.parametrize("error", [EngineBroken("a rank was lost"), ZeroDivisionError("planted")])
+async def test_a_broken_draft_hangs_up_and_stays_away(error: Exception) -> None:
+    """Also one that does not know that it is broken: no pass of its works any more."""
     wanted = fleet.request("one", max_tokens=96)
-    async with pair(BreakingEngine(fleet.INFO)) as (target, driver):
+    async with pair(BreakingEngine(error)) as (target, driver):
         deltas = await fleet.collect(target, wanted)
         await fleet.until(lambda: target.num_links == 0)
         driver.set_targets([target.server.address])  # the next heartbeat's answer
@@ -76,4 +85,41 @@ async def test_a_full_draft_gives_a_sequence_up_and_gets_it_back() -> None:
         assert (counts["given_up"], counts["reopened"]) == (1, 1)
         assert fleet.tokens(deltas) == fleet.alone(wanted)
         assert fleet.accepted(deltas[-20:]) > 0  # drafted again
+        await fleet.until_free(target)
+
+
+class Allergic(ToyEngine):
+    """Cannot do a pass with token 13 in it."""
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        if any(13 in item.token_ids for item in items):
+            raise ZeroDivisionError("planted")
+        return super().step(items)
+
+
+async def test_a_poisoned_sequence_does_not_cost_the_others_their_draft() -> None:
+    # Token 13 is not to be anywhere but in the one prompt.
+    law = dataclasses.replace(fleet.request("r").sampling, logit_bias=((13, -100.0),))
+    wanted = [
+        dataclasses.replace(
+            fleet.request(f"r{start}", prompt=(start, *range(20, 40)), max_tokens=96), sampling=law
+        )
+        for start in (10, 11, 12, 13)
+    ]
+    given_up: set[int] = set()
+
+    async with asyncio.timeout(20), pair(Allergic(fleet.INFO)) as (target, driver):
+        receive = target.scheduler.drafts.receive
+
+        def record(link_id: int, message: DraftMessage, now_us: int, wire_us: int = 0) -> None:
+            if isinstance(message, CloseSession):
+                given_up.add(message.session_id)
+            receive(link_id, message, now_us, wire_us)
+
+        target.scheduler.drafts.receive = record
+        got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))
+        assert [fleet.tokens(deltas) for deltas in got] == [fleet.alone(one) for one in wanted]
+        assert [fleet.accepted(deltas) > 0 for deltas in got] == [True, True, True, False]
+        driver.check_health()
+        assert given_up == {4}
         await fleet.until_free(target)

@@ -270,6 +270,39 @@ async def test_a_passing_failure_costs_nobody_anything() -> None:
         await fleet.until_free(target)
 
 
+class Gone(ToyEngine):
+    """Its device goes away in step number `num_good`, with an ordinary error each time."""
+
+    def __init__(self, info: EngineInfo, num_good: int) -> None:
+        super().__init__(info)
+        self._num_good = num_good
+
+    def step(self, items: Sequence[StepItem]) -> list[StepResult]:
+        self._num_good -= 1
+        if self._num_good <= 0:
+            raise ZeroDivisionError("planted")
+        return super().step(items)
+
+
+@pytest.mark.parametrize("num_requests", [1, 3])
+async def test_an_engine_that_can_do_no_pass_ends_the_target(num_requests: int) -> None:
+    """Else it would fail all that comes, looking healthy."""
+    worker = EngineWorker(Gone(fleet.INFO, 5))
+    async with (
+        asyncio.timeout(10),
+        TargetDriver(worker, fleet.config(), "t", "t-boot") as target,
+    ):
+        wanted = [fleet.request(f"r{i}", max_tokens=40) for i in range(num_requests)]
+        got = await asyncio.gather(
+            *(fleet.collect(target, one) for one in wanted), return_exceptions=True
+        )
+        assert all(isinstance(error, RequestError) for error in got)
+        # Others may go on with them elsewhere.
+        assert {error.code for error in got} == {"engine_broken"}
+        with pytest.raises(RuntimeError, match="not even a single row"):
+            target.check_health()
+
+
 class Allergic(ToyEngine):
     """Cannot do a pass with token 13 in it."""
 

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import re
+import secrets
 import signal
 import socket
 import time
@@ -42,6 +43,8 @@ RAY_ENV = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray looks for its token in this order, then in ~/.ray/auth_token.
+TOKEN_ENV = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOGS_HINT = "the replicas' logs are in /tmp/ray/session_latest/logs/serve"
 OUR_ERROR = re.compile(r"paceline\.errors\.\w+: (.+)")
 ANY_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*: .+$", re.MULTILINE)
@@ -92,6 +95,7 @@ def _start_ray(file: ServeFile) -> None:
     import ray
 
     os.environ.update(RAY_ENV | proxy_env(file.apps))
+    _choose_token()
     loopback.prefer_loopback()
     ray.init(
         address="local",
@@ -102,6 +106,13 @@ def _start_ray(file: ServeFile) -> None:
         runtime_env={"worker_process_setup_hook": loopback.SETUP_HOOK},
         _node_ip_address="127.0.0.1",
     )
+
+
+def _choose_token() -> None:
+    """Ray asks for a token by default, and whoever knows it can run code here. Its own lies in the
+    home folder, readable as new files are: this one is in no file."""
+    if not any(name in os.environ for name in TOKEN_ENV):
+        os.environ[TOKEN_ENV[0]] = secrets.token_hex(32)
 
 
 def _deploy(file: ServeFile, host: str, port: int) -> None:

@@ -32,23 +32,34 @@ SLOWER = (
 DRAFT_WAIT_S = 60.0
 
 
-def on_this_machine(config: Path, port: int, request: DemoRequest, max_rows: int) -> bool:
+def on_this_machine(
+    config: Path, port: int, request: DemoRequest, max_rows: int, api_key: str = ""
+) -> bool:
     """Start the service, run the demo, stop the service. True when both texts are identical."""
     from paceline.cli.serve import started
 
     if not config.is_file():
         raise ConfigError(f"{config} is not there; name a Serve YAML with --config")
     with started(config, None, port) as (url, _):
-        return at(url, request, max_rows)
+        return at(url, request, max_rows, api_key)
 
 
-def at(url: str, request: DemoRequest, max_rows: int) -> bool:
+def at(url: str, request: DemoRequest, max_rows: int, api_key: str = "") -> bool:
     """Run the demo against a running service. True when both texts are identical."""
     try:
-        with httpx.Client(base_url=url, trust_env=False, timeout=REQUEST_TIMEOUT_S) as http:
+        with client(url, api_key) as http:
             return _run(http, request, max_rows)
     except httpx.HTTPError as error:
         raise PacelineError(f"no answer from {url}: {error}") from error
+
+
+def client(url: str, api_key: str) -> httpx.Client:
+    """Raises ConfigError for a key that is no header; does not show it."""
+    key = api_key.strip()
+    if not key.isascii() or not key.isprintable():
+        raise ConfigError("PACELINE_API_KEY is no API key: it has characters that no key has")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=REQUEST_TIMEOUT_S)
 
 
 def _run(http: httpx.Client, request: DemoRequest, max_rows: int) -> bool:

@@ -73,13 +73,24 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     config: Annotated[Path, typer.Option(help="The Serve YAML to start.")] = DEMO_CONFIG,
     url: Annotated[str, typer.Option(help="Use a running service instead.")] = "",
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar="PACELINE_API_KEY",
+            show_default=False,
+            help="For a service with keys. Others on this machine see options, not variables.",
+        ),
+    ] = "",
 ) -> None:
     """Stream a chat with its tokens colored by origin, then compare with no draft."""
     from paceline.cli.demo import at, on_this_machine
     from paceline.cli.demo_stream import DemoRequest
 
     request = DemoRequest(prompt, max_tokens, temperature, seed)
-    identical = at(url, request, rows) if url else on_this_machine(config, port, request, rows)
+    if url:
+        identical = at(url, request, rows, api_key)
+    else:
+        identical = on_this_machine(config, port, request, rows, api_key)
     if not identical:
         raise typer.Exit(EXIT_FAILED)
 

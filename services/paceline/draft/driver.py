@@ -204,9 +204,9 @@ class DraftDriver:
         except EngineBroken:
             raise  # ends the pass loop: this replica must be replaced
         except Exception:
-            # One bad batch must not end the replica: its sequences go on without a draft.
+            # One bad batch must not end the replica.
             logger.exception("a draft pass over %d sequences failed", len(items))
-            for link_id, close in self.table.abandon(items):
+            for link_id, close in self.table.fail_pass(items):
                 self._send(link_id, close)
             await self.worker.probe()  # ends the pass loop, too, if nothing works any more
             return

@@ -25,11 +25,14 @@ SERVE_CONTROL_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-dis
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """`write_timeout_s` is gateway.write_timeout_s. A head beyond `max_head_bytes` (request line
-    and headers) is cut; from gateway.max_header_bytes up to there it gets a 431."""
+    and headers) is cut; from gateway.max_header_bytes up to there it gets a 431. The same bounds
+    what may follow a body (trailers). `max_pipelined` are whole requests that wait for the answer
+    to an earlier one."""
 
     write_timeout_s: float = 30.0
     head_timeout_s: float = 10.0
     max_head_bytes: int = 128 << 10
+    max_pipelined: int = 64
     max_connections: int = 4096
 
 
@@ -43,7 +46,9 @@ class BoundedConnection(HttpToolsProtocol):  # type: ignore[misc]
         super().connection_made(transport)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._num_head_bytes = 0
+        # Received since a head was whole, since a piece of body or since a request's end: the
+        # parser keeps them (a head, trailers) or will not have them.
+        self._num_loose_bytes = 0
         # A send waits as soon as the kernel takes no more: nothing queues up in this process.
         transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.max_connections:
@@ -59,15 +64,30 @@ class BoundedConnection(HttpToolsProtocol):  # type: ignore[misc]
     # Heads. A connection that was used and is idle is uvicorn's to close.
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is not None:
-            self._num_head_bytes += len(data)
+        self._num_loose_bytes += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._num_head_bytes > self.limits.max_head_bytes:
-            self._cut("too large a head")
+        if self._num_loose_bytes > self.limits.max_head_bytes:
+            self._cut("too large a head or trailer")
+        elif len(self.pipeline) > self.limits.max_pipelined:
+            self._cut("too many requests at once")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._head_timer is None:
+            self._expect_head()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._num_loose_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._num_loose_bytes = 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head_timer is not None:
+            self._end_head()  # it may have waited, unread, for this answer
             self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -79,13 +99,17 @@ class BoundedConnection(HttpToolsProtocol):  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._num_loose_bytes = 0
         super().on_headers_complete()
 
     def _expect_head(self) -> None:
-        self._num_head_bytes = 0
-        self._head_timer = self.loop.call_later(
-            self.limits.head_timeout_s, self._cut, "no whole head in time"
-        )
+        self._head_timer = self.loop.call_later(self.limits.head_timeout_s, self._head_is_due)
+
+    def _head_is_due(self) -> None:
+        if self.flow.read_paused:  # by us, until an earlier request is answered
+            self._expect_head()
+        else:
+            self._cut("no whole head in time")
 
     def _end_head(self) -> None:
         if self._head_timer is not None:

@@ -25,6 +25,8 @@ RETRIED_CODES = SUSPECT_CODES | {TARGET_LOST}
 
 # In a row, without a token in between: so two targets at most.
 MAX_SUSPECT_RETRIES = 1
+# Of one request, whatever came in between: a token now and then must not cost the whole fleet.
+MAX_SUSPECT_RETRIES_IN_ALL = 4
 # Of one request, whatever they bring: more than the largest gateway.max_retries + 1.
 MAX_TRIES = 16
 # Waits before the second, third, ... try in a row that follows one without a token; the first is
@@ -67,6 +69,7 @@ class Failover:
         # Per choice: the number of its last round, None before the first.
         self._last_rounds: list[int | None] = [None] * request.n
         self._num_tries = 1
+        self._num_suspect_failures_in_all = 0
         # Since the last token.
         self._num_failures = 0
         self._num_suspect_failures = 0
@@ -95,9 +98,11 @@ class Failover:
             return None
         self._num_failures += 1
         self._num_suspect_failures += error.code in SUSPECT_CODES
+        self._num_suspect_failures_in_all += error.code in SUSPECT_CODES
         if (
             self._num_failures > self._max_retries
             or self._num_suspect_failures > MAX_SUSPECT_RETRIES
+            or self._num_suspect_failures_in_all > MAX_SUSPECT_RETRIES_IN_ALL
             or self._num_tries >= MAX_TRIES
         ):
             return None

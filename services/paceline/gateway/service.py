@@ -86,6 +86,8 @@ class GatewayService:
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
         self._lost_aborts: set[asyncio.Task[None]] = set()
+        # The question under way whether a target would answer.
+        self._probe: asyncio.Task[bool] | None = None
 
     @contextmanager
     def places(self, body: GenerationBody) -> Iterator[None]:
@@ -235,10 +237,19 @@ class GatewayService:
             self.refuse_when_full()
         except OverloadedError as error:
             raise RequestError(error.message, None, "not_ready", 503, 1) from None
+        # Nobody needs a key to ask: so all who ask share one question, whoever leaves.
+        if self._probe is None:
+            self._probe = asyncio.ensure_future(self._probe_targets())
+            self._probe.add_done_callback(self._end_probe)
+        if not await asyncio.shield(self._probe):
+            raise RequestError("No target is ready.", None, "not_ready", 503, 1)
+
+    async def _probe_targets(self) -> bool:
         try:
             async with asyncio.timeout(self.config.ready_timeout_s):
-                is_ready = await self._targets.ready()
+                return await self._targets.ready()
         except TimeoutError:
-            is_ready = False
-        if not is_ready:
-            raise RequestError("No target is ready.", None, "not_ready", 503, 1)
+            return False
+
+    def _end_probe(self, probe: asyncio.Task[bool]) -> None:
+        self._probe = None

@@ -53,6 +53,8 @@ class _Entry:
     sequence_id: int
     seen_us: int
     cache_salt: int
+    # A failed pass was over it and others: it runs alone until it has drawn a token.
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,16 +240,21 @@ class DraftTable:
         close = CloseSession(key[1], entry.session.epoch, CloseReason.ABORTED)
         return key[0], close
 
-    def abandon(self, items: list[PassItem]) -> list[tuple[int, CloseSession]]:
-        """The pass over `items` failed for a reason of its own: give these sequences up."""
+    def fail_pass(self, items: list[PassItem]) -> list[tuple[int, CloseSession]]:
+        """The pass over `items` failed for a reason of its own, and did nothing. One sequence is
+        given up; several are tried again, each alone: one must not cost the others their draft."""
+        self.cancel_pass(items)
+        current = [(item.key, entry) for item in items if (entry := self._current(item))]
+        if len(items) > 1:
+            for _, entry in current:
+                entry.is_suspect = True
+            return []
         closes = []
-        for item in items:
-            session = self._current(item)
-            if session is not None:
-                self._drop(item.key)
-                self.stats.num_evicted += 1
-                close = CloseSession(item.key[1], session.epoch, CloseReason.ABORTED)
-                closes.append((item.key[0], close))
+        for key, entry in current:
+            self._drop(key)
+            self.stats.num_evicted += 1
+            close = CloseSession(key[1], entry.session.epoch, CloseReason.ABORTED)
+            closes.append((key[0], close))
         return closes
 
     def _drop(self, key: SessionKey) -> None:
@@ -260,9 +267,12 @@ class DraftTable:
         """Every sequence that may draft, within `max_rows`; long prefills go last.
 
         One-row decodes come first so that a new prompt never stops the sequences that run.
+        After a pass that failed its sequences are first, each alone.
         """
         ready = [item for item in self._entries.items() if item[1].session.can_draft()]
         ready.sort(key=lambda item: len(item[1].session.log) - item[1].session.num_computed)
+        suspects = [item for item in ready if item[1].is_suspect]
+        ready = suspects[:1] or ready
         items: list[PassItem] = []
         rows_left = max_rows
         for key, entry in ready:
@@ -286,22 +296,26 @@ class DraftTable:
     def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:
         """Results of a pass, in the order of `items`."""
         for item, outcome in zip(items, outcomes, strict=True):
-            session = self._current(item)
-            if session is not None and session.end_work(outcome, draft_us):
+            entry = self._current(item)
+            if entry is None:
+                continue
+            if outcome.token_id is not None:
+                entry.is_suspect = False
+            if entry.session.end_work(outcome, draft_us):
                 self.stats.num_drafted_tokens += 1
 
     def cancel_pass(self, items: list[PassItem]) -> None:
         """The pass failed."""
         for item in items:
-            session = self._current(item)
-            if session is not None:
-                session.cancel_work()
+            entry = self._current(item)
+            if entry is not None:
+                entry.session.cancel_work()
 
-    def _current(self, item: PassItem) -> DraftSession | None:
+    def _current(self, item: PassItem) -> _Entry | None:
         entry = self._entries.get(item.key)
         if entry is None or entry.sequence_id != item.sequence_id:
             return None  # closed or reopened during the pass
-        return entry.session
+        return entry
 
     def take_drafts(self, now_us: int) -> dict[int, list[DraftTokens]]:
         """New proposals by link."""

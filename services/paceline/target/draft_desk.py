@@ -144,11 +144,8 @@ class DraftDesk:
         if link_id not in self._num_unproven:
             link = self.pool.get(link_id)
             others = map(self._sequences.get, () if link is None else link.sessions)
-            self._num_unproven[link_id] = sum(
-                other.session.committed_len
-                for other in others
-                if other is not None and not other.patience.is_proven
-            )
+            unproven = (s for s in others if s is not None and not s.patience.is_proven)
+            self._num_unproven[link_id] = sum(s.session.committed_len for s in unproven)
         return self._num_unproven[link_id]
 
     def _move(self, sequence: Sequence, now_us: int) -> None:

@@ -220,6 +220,7 @@ class TargetDriver:
             return
         except EngineBroken:
             self._end(self.scheduler.break_pass(plan))
+            self._flush()
             raise  # ends the pass loop, so that this replica is replaced
         if done is None:
             return

@@ -185,7 +185,7 @@ class Scheduler:
             return None
         sequence = self._sequences[self._running[0]]
         session = sequence.session
-        streaming = session.link is LinkState.STREAMING and not sequence.is_suspect
+        streaming = session.link is LinkState.STREAMING
         if not (sequence.is_decoding and sequence.max_draft and streaming):
             return None
         have = session.window_len

@@ -103,3 +103,23 @@ def test_lines_say_what_broke() -> None:
     skipped = run.Result("noop", 7, "", skipped="no such thing here")
     assert report.line(skipped).endswith("skipped: no such thing here")
     assert report.summary([result, skipped]).endswith("1 broken, 1 skipped")
+
+
+def test_what_was_not_watched_is_not_called_good() -> None:
+    row = report.line(run.Result("bad_model", 1, "", faults_fired=3)).split()
+    assert row == ["bad_model", "1", "3", "0", "0", "-", "-", "-", "-", "-", "0.0", "ok"]
+
+
+def test_the_table_has_the_worst_of_all_seeds() -> None:
+    good = run.Result("noop", 1, "", faults_fired=1, round_s=0.02, draft_back_s=3.0)
+    good.findings = Findings(requests=2, tokens_compared=9, worst_stall_s=0.5, num_gaps=4)
+    bad = run.Result("noop", 2, "", faults_fired=1, round_s=0.01, violations=["it fell over"])
+    bad.findings = Findings(requests=3, failed=1, tokens_compared=9, worst_stall_s=0.4, num_gaps=4)
+    bad.findings.differing.append("request 1")
+    other = run.Result("kill_draft", 1, "", skipped="no such thing here")
+    rows = report.table([good, other, bad]).splitlines()[-2:]
+    assert rows[0].split(maxsplit=11) == [
+        *("noop", "2", "2", "5", "1", "NO", "0", "0", "40.0", "0.50", "3.0"),
+        "BROKEN: it fell over",
+    ]
+    assert rows[1].split(maxsplit=2) == ["kill_draft", "1", "skipped: no such thing here"]

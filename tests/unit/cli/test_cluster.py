@@ -37,6 +37,20 @@ def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
     assert cluster.base_url(host, 80) == url
 
 
+def test_a_token_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in cluster.TOKEN_ENV:
+        monkeypatch.delenv(name, raising=False)
+    cluster._choose_token()
+    made = os.environ["RAY_AUTH_TOKEN"]
+    assert len(bytes.fromhex(made)) == 32
+    cluster._choose_token()
+    assert os.environ["RAY_AUTH_TOKEN"] == made
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/some/file")
+    cluster._choose_token()
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
 TRACEBACK = """Deploying app 'paceline' failed with exception:
 Traceback (most recent call last):
   File "x.py", line 1, in f

@@ -95,3 +95,28 @@ async def test_other_failures_do_not_break_it(error: Exception) -> None:
         await worker.run([], rows(1))
     worker.check_health()
     worker.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), EngineBroken("rank 1 died")])
+async def test_a_probe_that_fails_breaks_it(error: Exception) -> None:
+    worker = EngineWorker(FailingEngine(error))
+    with pytest.raises(EngineBroken, match=str(error)):
+        await worker.probe()
+    with pytest.raises(EngineBroken, match=str(error)):
+        worker.check_health()
+    worker.close()
+
+
+@pytest.mark.parametrize("num_free", [0, 1])
+async def test_a_probe_leaves_nothing(num_free: int) -> None:
+    """A cache without a free block says nothing against the engine."""
+    info = EngineInfo("toy", 16, 64, 4, 2)
+    worker = EngineWorker(ToyEngine(info, enable_prefix_caching=False))
+    item = StepItem(1, 0, (1,) * 4 * (2 - num_free), 1, SamplingParams(temperature=0.0))
+    await worker.run([], [item])
+    await worker.probe()
+    worker.check_health()
+    assert await worker.free_blocks(check=True) == num_free
+    await worker.run([1], [])
+    assert await worker.free_blocks(check=True) == 2
+    worker.close()

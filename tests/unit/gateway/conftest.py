@@ -68,6 +68,7 @@ class FakeTargets:
     abort_gate: asyncio.Event | None = None
     begun: asyncio.Queue[FakeStream] = field(default_factory=asyncio.Queue)
     readiness: bool | asyncio.Event = True
+    num_probes: int = 0
 
     def generate(self, request: GenerateRequest) -> FakeStream:
         self.requests.append(request)
@@ -85,6 +86,7 @@ class FakeTargets:
             await self.abort_gate.wait()
 
     async def ready(self) -> bool:
+        self.num_probes += 1
         if isinstance(self.readiness, asyncio.Event):
             await self.readiness.wait()
             return True

@@ -153,6 +153,67 @@ async def test_bodies_and_later_requests_are_no_heads() -> None:
     assert app.num_requests == 3
 
 
+async def test_trailers_and_chunk_extensions_beyond_the_limit_are_cut() -> None:
+    """The parser keeps trailers; a long body with a little between its chunks is no offence."""
+    begin = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nb\r\n"
+    async with listening(App(), max_head_bytes=100_000, head_timeout_s=600.0) as server:
+        address = ("127.0.0.1", server.port)
+        for tail in (b"0\r\nX: " + b"y" * 600_000, b"0\r\n" + b"X: y\r\n" * 100_000):
+            reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+            writer.write(begin)
+            async with asyncio.timeout(WAIT_S):
+                await reader.readuntil(b"0\r\n\r\n")
+            writer.write(tail)
+            assert await read_to_end(reader) == b""
+            writer.close()
+        await server.until_empty()
+        reader, writer = await asyncio.open_connection(*address, limit=1 << 20)
+        writer.write(begin + (b"2;x=" + b"y" * 90 + b"\r\nbb\r\n") * 5_000 + b"0\r\nX: y\r\n\r\n")
+        writer.write(HEAD.replace(b"Host", b"Connection: close\r\nHost"))
+        answers = await read_to_end(reader)
+        assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
+        writer.close()
+
+
+async def test_pipelined_requests_are_bounded() -> None:
+    app = App()
+    async with listening(app, max_pipelined=3) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        last = HEAD.replace(b"Host", b"Connection: close\r\nHost")
+        writer.write(HEAD * 3 + last)
+        assert (await read_to_end(reader)).count(b"HTTP/1.1 200 OK\r\n") == app.num_requests == 4
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HEAD * 5)
+        assert (await read_to_end(reader)).count(b"HTTP/1.1 200 OK\r\n") < 5
+        writer.close()
+        await server.until_empty()
+
+
+async def test_a_head_behind_a_long_answer_may_wait() -> None:
+    """Its rest is not read before the answers to earlier requests are out."""
+    gate, is_running = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        is_running.set()
+        await gate.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with listening(app, head_timeout_s=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        last = HEAD.replace(b"Host", b"Connection: close\r\nHost")
+        writer.write(HEAD * 2 + last[:9])
+        await is_running.wait()
+        (connection,) = server.connections
+        first = connection._head_timer
+        await until(lambda: connection._head_timer is not first)
+        writer.write(last[9:])
+        gate.set()
+        assert (await read_to_end(reader)).count(b"HTTP/1.1 200 OK\r\n") == 3
+        writer.close()
+
+
 async def test_headers_that_serve_would_obey() -> None:
     """A client may not tell Serve to go on after it left, nor what stands in its logs."""
     seen: list[list[tuple[bytes, bytes]]] = []

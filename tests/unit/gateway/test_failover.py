@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import OverloadedError, RequestError
-from paceline.gateway.failover import MAX_TRIES, Failover, Try
+from paceline.gateway.failover import MAX_SUSPECT_RETRIES_IN_ALL, MAX_TRIES, Failover, Try
 from paceline.generation import GenerateRequest, Resumption, RoundDelta, TokenOrigin
 from paceline.sampling.params import SamplingParams
 
@@ -256,3 +256,14 @@ def test_a_full_target_does_not_end_a_stream_that_has_begun(refusal: RequestErro
     assert try_after(failover, refusal).request.resumption == Resumption(2, ((5,),))
     fresh = Failover(request_of(), 2)
     assert fresh.next_try(refusal) is None
+
+
+def test_a_request_that_writes_and_kills_in_turn_is_stopped() -> None:
+    failover = Failover(request_of(), 10)
+    num_killed = 0
+    while num_killed < MAX_TRIES:
+        failover.receive(delta_of(5))
+        num_killed += 1
+        if failover.next_try(DIED) is None:
+            break
+    assert num_killed == MAX_SUSPECT_RETRIES_IN_ALL + 1

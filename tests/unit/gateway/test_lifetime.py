@@ -194,6 +194,26 @@ async def test_ready_and_health(make_harness: Any) -> None:
         assert (await harness.get("/health")).status_code == 200
 
 
+async def test_all_who_ask_share_one_probe(harness: Any) -> None:
+    """Anybody may ask, so asking often must not be work for the targets. Who leaves takes nobody
+    else's answer along; the next one asks anew."""
+    gate = harness.targets.readiness = asyncio.Event()
+    asking = [asyncio.ensure_future(harness.get("/ready")) for _ in range(20)]
+    async with asyncio.timeout(5.0):
+        while not harness.targets.num_probes:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        asking.append(asyncio.ensure_future(harness.get("/ready")))
+        asking.pop(0).cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        answers = await asyncio.gather(*asking)
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert harness.targets.num_probes == 1
+    harness.targets.readiness = False
+    assert (await harness.get("/ready")).status_code == 503
+    assert harness.targets.num_probes == 2
+
+
 async def test_ready_says_no_while_no_place_is_free(make_harness: Any, round_of: RoundOf) -> None:
     harness = make_harness(max_concurrent_requests=1)
     gate = asyncio.Event()

@@ -104,6 +104,41 @@ class TestWhoEnds:
         assert rig.scheduler.stats.num_failed_passes <= 8, "each cycle brings a token to everybody"
         rig.check_clean()
 
+    @pytest.mark.parametrize("num_draft_passes", [0, 3])
+    def test_it_serves_them_in_turn(self, make_rig, num_draft_passes):
+        """A suspect that fails again goes behind those that still wait to run alone."""
+        rig = rig_with(make_rig, lambda items: len(items) > 1)
+        rig.add_draft(1)
+        ids = [rig.add((start, 2, 3), 40, seed=start) for start in range(1, 6)]
+        for _ in range(40):
+            rig.draft(num_draft_passes)
+            rig.step()
+        lengths = [len(rig.out[i]) for i in ids]
+        assert min(lengths) >= 4, lengths
+        assert rig.ended == []
+
+    @pytest.mark.parametrize("num_others", [0, 2])
+    def test_nobody_when_it_is_the_proposals(self, make_rig, num_others):
+        """What a draft says may cost time, never a request, whatever it does to an engine."""
+        rig = rig_with(make_rig, lambda items: any(item.num_samples > 1 for item in items))
+        rig.add_draft(1)
+        ids = [rig.add((start, 2, 3), 25) for start in range(1, 2 + num_others)]
+        rig.run(4)
+        assert rig.ended == []
+        assert [rig.out[i] for i in ids] == [
+            rig.oracle((start, 2, 3), 25) for start in range(1, 2 + num_others)
+        ]
+        assert all(failed.has_drafts for failed in rig.failed_plans)
+        rig.check_clean()
+
+    def test_a_draft_whose_proposals_fail_alone_is_barred(self, make_rig):
+        rig = rig_with(make_rig, lambda items: any(item.num_samples > 1 for item in items))
+        rig.add_draft(1)
+        rig.add((1, 2, 3), 25)
+        rig.run(4)
+        assert len(rig.failed_plans) == 1
+        assert [m.epoch for _, m in rig.sent if isinstance(m, OpenSession)] == [1]
+
     def test_two_poisoned_ones(self, make_rig):
         rig = rig_with(make_rig, poisoned(1, 4))
         ids = [rig.add((start, 2, 3), 12, seed=start) for start in range(1, 5)]

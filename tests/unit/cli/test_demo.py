@@ -1,0 +1,69 @@
+"""The demo against a service that wants a key: sent from the environment, never shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli.main import app
+
+REFUSAL = "This API key is not known here."
+
+
+class Refuser(BaseHTTPRequestHandler):
+    """Lets nobody in and remembers what they showed."""
+
+    seen: list[str | None]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers["Authorization"])
+        body = json.dumps({"error": {"message": REFUSAL}}).encode()
+        self.send_response(401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing on stderr: the test looks at it."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Refuser.seen = []
+    with HTTPServer(("127.0.0.1", 0), Refuser) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("key", "sent"), [("sk-1", "Bearer sk-1"), (" sk-1\n", "Bearer sk-1"), ("", None)]
+)
+def test_the_key_is_sent(key: str, sent: str | None, url: str) -> None:
+    result = CliRunner().invoke(app, ["demo", "--url", url], env={"PACELINE_API_KEY": key})
+    assert (result.exit_code, result.stderr) == (1, f"error: {REFUSAL}\n")
+    assert Refuser.seen == [sent]
+
+
+@pytest.mark.parametrize("key", ["sk-schl\u00fcssel", "sk-1\r\nX-Other: 1"])
+def test_what_is_no_key_is_not_sent_and_not_shown(key: str, url: str) -> None:
+    result = CliRunner().invoke(app, ["demo", "--url", url], env={"PACELINE_API_KEY": key})
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: PACELINE_API_KEY is no API key")
+    assert "sk-" not in result.output + result.stderr
+    assert Refuser.seen == []
+
+
+def test_help_does_not_show_the_key() -> None:
+    result = CliRunner().invoke(app, ["demo", "--help"], env={"PACELINE_API_KEY": "sk-1"})
+    assert "PACELINE_API_KEY" in result.output
+    assert "sk-1" not in result.output
