@@ -17,6 +17,8 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from ray.serve.schema import ServeDeploySchema
 
+# Of PyYAML's own, and what its constructors raise for values that do not fit their tags.
+YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 BUILDER = "paceline.app:build_app"
 
 
@@ -74,7 +76,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # "2026-13-01" is a ValueError
+    except YAML_ERRORS as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is not a Serve config: expected a mapping with `applications`")

@@ -59,7 +59,11 @@ def test_drafts_that_die_and_return() -> None:
 @pytest.mark.parametrize(
     ("dead", "back", "said"),
     [
-        (pairs((0.96, 0.9, 1.0), 0), BEFORE, "with dead drafts 0.960 of the speed without drafts"),
+        (
+            pairs((0.96, 0.955, 0.96), 0),
+            BEFORE,
+            "with dead drafts 0.960 of the speed without drafts",
+        ),
         (pairs((1.0, 1.0), 1), BEFORE, "proposals were accepted although all drafts were dead"),
         (DEAD, pairs((1.8, 1.8, 2.0), 5), "speed did not return: 0.878 of what it was"),
         (DEAD, pairs((2.0, 2.0, 2.0), 4), "acceptance did not return"),
@@ -71,6 +75,12 @@ def test_drafts_that_do_not(dead: list[Pair], back: list[Pair], said: str) -> No
 
 def test_healthy_blocks_that_differ_cannot_judge_closely() -> None:
     assert verdict(pairs((2.0, 2.4, 2.0), 5), DEAD, pairs((1.7, 1.7, 1.7), 5)) == []
+
+
+def test_the_error_of_a_median() -> None:
+    assert drafts_dead.error([1.0, 1.0, 1.0, 1.0]) == 0.0
+    assert drafts_dead.error([0.9, 1.0, 1.1, 1.2]) == pytest.approx(1.85 * 0.1 / 2)
+    assert verdict(BEFORE, pairs((0.96, 0.9, 1.0), 0), BEFORE) == []  # too few to tell
 
 
 # -- overload -----------------------------------------------------------------------------------

@@ -109,6 +109,8 @@ def test_free_form_keys_stay_free(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a: [", "is not valid YAML"),
+        ("a: !!timestamp x", "is not valid YAML"),
+        ("a: 2026-13-01", "is not valid YAML"),
         ("- a", "is not a Serve config"),
         ("", "is not a Serve config"),
     ],
