@@ -49,7 +49,7 @@ bench: ## not built yet (issue 5)
 	@echo "make bench: the load and orchestration benchmarks are not built yet; issue 5 brings them." >&2
 	@exit 2
 
-chaos: $(STAMP) ## break a real cluster in every listed way and print what clients saw (~10 min)
+chaos: $(STAMP) ## break a real cluster in every listed way and print what clients saw (~15 min)
 	@$(BIN)/python -m chaos --scenario all --seed $(SEED) --seeds 3
 
 chaos-sim: $(STAMP) ## simulated schedules with faults (SEEDS=2000), two processes

@@ -8,6 +8,7 @@ annotation of `build_app` as a class: no `from __future__ import annotations` he
 import asyncio
 import functools
 import os
+import time
 from typing import Any
 
 from ray.serve import Application
@@ -19,6 +20,7 @@ from paceline.draft.deployment import DraftReplica
 from paceline.gateway.deployment import Gateway
 from paceline.target.deployment import TargetReplica
 
+LAG_TICK_S = 0.02
 PROXY_ENV = "PACELINE_CHAOS_PROXY"  # host:port where the proxy takes orders
 
 
@@ -27,8 +29,35 @@ def num_tasks() -> int:
     return len(asyncio.all_tasks())
 
 
+class LoopLag:
+    """How long an event loop did nothing: a stall that it explains is this machine's, or a call
+    that blocks."""
+
+    def __init__(self) -> None:
+        self._worst_s = 0.0
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(LAG_TICK_S)
+            self._worst_s = max(self._worst_s, time.monotonic() - before_s - LAG_TICK_S)
+
+    def take(self) -> float:
+        """The longest since this was asked last."""
+        worst_s, self._worst_s = self._worst_s, 0.0
+        return worst_s
+
+
 class ChaosTarget(TargetReplica):
     """Drafts reach it through the proxy."""
+
+    @functools.cached_property
+    def _lag(self) -> LoopLag:
+        return LoopLag()  # from the first question on
+
+    async def take_lag(self) -> float:
+        return self._lag.take()
 
     @functools.cached_property
     def address(self) -> str:  # type: ignore[override]

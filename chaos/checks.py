@@ -30,6 +30,7 @@ class Findings:
     tokens_duplicated: int = 0
     tokens_compared: int = 0
     worst_stall_s: float = 0.0
+    num_gaps: int = 0  # between events; none: no stream was watched
     accepted: int = 0
 
     @property
@@ -55,6 +56,7 @@ def add(findings: Findings, outcome: Outcome, reference: Outcome) -> None:
         findings.failed += 1
         findings.errors[outcome.error] += 1
         findings.unclean += not outcome.is_clean
+    findings.num_gaps += len(outcome.gaps)
     findings.worst_stall_s = max([findings.worst_stall_s, *outcome.gaps])
     _compare(outcome, reference, findings)
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ HOST = "127.0.0.1"
 ASK_TIMEOUT_S = 10.0
 STEADY_TIMEOUT_S = 90.0
 POLL_S = 0.1
+NUM_STARTS = 4
+RAY_IS_SLOW = "timed out during startup"
 DEPLOYMENTS = ("Gateway", "TargetReplica", "DraftReplica", "Controller")
 SIZES = ("num_running", "num_waiting", "num_reserved_blocks", "num_engine_blocks_used")
 ASK_ERRORS = (RayError, RayServeException, TimeoutError, RuntimeError)
@@ -91,6 +93,11 @@ class Cluster:
         is_gateway = deployment == "Gateway"
         args = () if is_gateway else (True,)
         return await _quietly(lambda: _ask_all(deployment, "stats", *args)) or []
+
+    async def take_lag_s(self) -> float:
+        """How long a target's event loop stood still at worst since this was asked last."""
+        lags = await _quietly(lambda: _ask_all("TargetReplica", "take_lag"))
+        return max(lags or [0.0])
 
     async def order_proxy(self, **command: Any) -> dict[str, Any]:
         return await asyncio.to_thread(lambda: proxy_control.order(self.control, **command))
@@ -230,6 +237,22 @@ def _silence_ray() -> None:
     ray._private.worker.print_to_stdstream = lambda *args, **kwargs: None
 
 
+def _start(parts: ExitStack, file: ServeFile) -> str:
+    """The service's URL. Ray gives a start up after a fixed 30 s, which a busy machine may take."""
+    for _ in range(NUM_STARTS - 1):
+        try:
+            return parts.enter_context(_service(file))
+        except Exception as error:
+            if RAY_IS_SLOW not in str(error):
+                raise
+            logger.warning("Ray did not start in time, once more")
+    return parts.enter_context(_service(file))
+
+
+def _service(file: ServeFile) -> AbstractContextManager[str]:
+    return local.local_service(file, HOST, local.free_port(HOST), lambda status: None)
+
+
 @contextmanager
 def running(file: ServeFile, seed: int) -> Iterator[Cluster]:
     """The service of `file` and the proxy between its drafts and targets."""
@@ -244,8 +267,8 @@ def running(file: ServeFile, seed: int) -> Iterator[Cluster]:
             assert proxy.stdout is not None
             control = f"{HOST}:{int(proxy.stdout.readline())}"
             os.environ[PROXY_ENV] = control
-            port = local.free_port(HOST)
-            with local.local_service(file, HOST, port, lambda status: None) as url:
+            with ExitStack() as parts:
+                url = _start(parts, file)
                 _silence_ray()
                 yield Cluster(url, control, file.apps[0])
         finally:

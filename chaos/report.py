@@ -3,46 +3,69 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from chaos.run import Result
 
+NOTHING = "-"  # nothing of the kind was there to be judged
 COLUMNS = (
-    ("scenario", 18), ("seed", 5), ("fired", 6), ("requests", 9), ("failed", 7),
+    ("scenario", 18), ("seed", 6), ("fired", 8), ("requests", 9), ("failed", 7),
     ("identical", 10), ("lost", 5), ("dup", 4), ("stall", 7), ("stall s", 8),
     ("back s", 7), ("verdict", 0),
 )  # fmt: skip
 
 
 def header() -> str:
-    return "".join(name.ljust(width) for name, width in COLUMNS).rstrip()
+    return _row([name for name, _ in COLUMNS])
 
 
 def line(result: Result) -> str:
-    """One run. `stall` is in rounds of the undisturbed service."""
-    if result.skipped:
-        return f"{result.scenario.ljust(18)}{str(result.seed).ljust(5)}skipped: {result.skipped}"
-    found = result.findings
-    verdict = "ok" if not result.violations else "BROKEN: " + "; ".join(result.violations)
-    cells = (
-        result.scenario,
-        result.seed,
-        result.faults_fired,
-        found.requests,
-        found.failed,
-        "yes" if found.text_identical else "NO",
-        found.tokens_lost,
-        found.tokens_duplicated,
-        f"{result.worst_stall_rounds:.1f}",
-        f"{found.worst_stall_s:.2f}",
-        f"{result.draft_back_s:.1f}",
-        verdict,
-    )
-    row = "".join(
-        str(cell).ljust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True)
-    ).rstrip()
+    """One run, and its own figures below it."""
+    row = _judged([result], result.seed)
     return row + "".join(f"\n    {name}: {value}" for name, value in result.figures.items())
+
+
+def table(results: Sequence[Result]) -> str:
+    """One row for each scenario: sums over its seeds, and the worst of what has one."""
+    rows = ["", "over all seeds: sums, and the worst stall and return"]
+    rows.append(_row(["scenario", "seeds", *(name for name, _ in COLUMNS[2:])]))
+    for name in dict.fromkeys(result.scenario for result in results):
+        those = [result for result in results if result.scenario == name]
+        rows.append(_judged(those, len(those)))
+    return "\n".join([*rows, ""])
+
+
+def _judged(results: Sequence[Result], seed: int) -> str:
+    """`stall` is in rounds of the undisturbed service."""
+    skipped = next((result.skipped for result in results if result.skipped), "")
+    if skipped:
+        return _row([results[0].scenario, seed, f"skipped: {skipped}"])
+    found = [result.findings for result in results]
+    has_texts, has_gaps = any(f.tokens_compared for f in found), any(f.num_gaps for f in found)
+    broken = [text for result in results for text in result.violations]
+    return _row(
+        [
+            results[0].scenario,
+            seed,
+            sum(result.faults_fired for result in results),
+            sum(f.requests for f in found),
+            sum(f.failed for f in found),
+            ("yes" if all(f.text_identical for f in found) else "NO") if has_texts else NOTHING,
+            sum(f.tokens_lost for f in found) if has_texts else NOTHING,
+            sum(f.tokens_duplicated for f in found) if has_texts else NOTHING,
+            f"{max(r.worst_stall_rounds for r in results):.1f}" if has_gaps else NOTHING,
+            f"{max(f.worst_stall_s for f in found):.2f}" if has_gaps else NOTHING,
+            f"{max(result.draft_back_s for result in results):.1f}",
+            "BROKEN: " + "; ".join(broken) if broken else "ok",
+        ]
+    )
+
+
+def _row(cells: Iterable[object]) -> str:
+    """Fewer cells than columns: the last one may be long."""
+    padded = [str(cell).ljust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=False)]
+    return "".join(padded).rstrip()
 
 
 def summary(results: Sequence[Result]) -> str:

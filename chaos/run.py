@@ -20,7 +20,7 @@ from chaos.scenarios import Scenario, Step
 
 NUM_REQUESTS = 18
 REFERENCE_CONCURRENCY = 6
-TAIL_S = 0.5  # traffic goes on so long after the last fault was healed
+TAIL_S = 0.3  # traffic goes on so long after the last fault was healed
 DEADLINE_S = 90.0
 QUIET_TIMEOUT_S = 20.0
 RETURN_TIMEOUT_S = 30.0
@@ -36,6 +36,10 @@ class Reference:
     round_s: float
 
 
+# For scenarios with traffic of their own.
+NO_REFERENCE = Reference([], [], 0.0)
+
+
 @dataclass
 class Result:
     """One line of the table; `as_json` is what `--json` writes."""
@@ -48,7 +52,7 @@ class Result:
     round_s: float = 0.0
     steady_s: float = 0.0  # from the last heal until every replica is there again
     draft_back_s: float = 0.0  # and until a proposal was accepted again
-    num_reopens: int = 0
+    target_lag_s: float = 0.0  # the longest that a target's event loop stood still
     skipped: str = ""
     violations: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class Result:
             "requests_finished": self.findings.finished,
             "requests_left": self.findings.left,
             "tokens_compared": self.findings.tokens_compared,
+            "target_lag_s": round(self.target_lag_s, 3),
             "errors": dict(self.findings.errors),
             "accepted": self.findings.accepted,
             "steady_s": round(self.steady_s, 2),
@@ -111,6 +116,7 @@ async def run_faults(
         return result
     faults = [kinds[step.fault](cluster, rng) for step in scenario.steps]
     await cluster.wait_steady()
+    await cluster.take_lag_s()
     over = asyncio.Event()
     load = asyncio.create_task(
         traffic.run_load(cluster.url, reference.requests, scenario.concurrency, over.is_set)
@@ -138,6 +144,7 @@ async def run_faults(
         await asyncio.gather(load, return_exceptions=True)
     result.faults_fired = sum(fault.num_fired for fault in faults)
     result.findings = checks.examine(outcomes, reference.outcomes)
+    result.target_lag_s = await cluster.take_lag_s()
     await settle(cluster, result)
     judge(result, scenario)
     return result

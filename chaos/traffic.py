@@ -74,7 +74,7 @@ def _draw(rng: random.Random, seed: int, index: int) -> Request:
     prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(2, 20)))
     body: dict[str, Any] = {
         "model": "toy",
-        "max_tokens": rng.randrange(40, 160),
+        "max_tokens": rng.randrange(30, 100),
         "temperature": 0.0 if index % 3 == 0 else rng.choice((0.5, 0.8, 1.0)),
         "seed": seed * 1000 + index,
         "ignore_eos": rng.random() < 0.7,

@@ -104,7 +104,8 @@ def phase(
     ("flood", "said"),
     [
         (phase(91.0), []),
-        (phase(89.0), ["goodput fell to 0.89 of the peak"]),
+        (phase(89.0), []),  # the peaks themselves differ by 2 % from their mean
+        (phase(87.0), ["goodput fell to 0.87 of the peak"]),
         (phase(91.0, refusal_s=0.3), ["refusals take 0.30 s"]),
         (phase(91.0, refusal_s=0.3, cheapest_s=0.2), []),
         (phase(91.0, refusal_s=0.5, cheapest_s=0.2), ["refusals take 0.50 s"]),
@@ -113,11 +114,11 @@ def phase(
 )
 def test_a_flood(flood: Phase, said: list[str]) -> None:
     result = run.Result("overload", 1, "")
-    _judge(result, phase(100.0), flood, [o for o in flood.outcomes if o.has_failed])
+    _judge(result, [phase(98.0), phase(102.0)], flood, [o for o in flood.outcomes if o.has_failed])
     assert result.violations == said
 
 
 def test_a_flood_that_is_none() -> None:
     result = run.Result("overload", 1, "")
-    _judge(result, phase(100.0), phase(100.0), [])
+    _judge(result, [phase(100.0), phase(100.0)], phase(100.0), [])
     assert result.violations == ["nothing was refused: no overload"]
