@@ -7,6 +7,7 @@ Replica counts, CPUs, GPUs and autoscaling live in that YAML's `deployments:` bl
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any, Literal
 
 from pydantic import (
@@ -23,6 +24,7 @@ from pydantic import (
 TOKEN_ID_BYTES = 5
 MESSAGE_SLACK_BYTES = 16 << 10
 # What torch calls a device; whether this machine has it is found out when the model loads.
+SHA256 = re.compile(r"[0-9a-f]{64}")
 DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|mtia)(:(0|[1-9][0-9]{0,2}))?")
 
 
@@ -109,13 +111,20 @@ class ApiKeyConfig(_Section):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="how logs call the key's holder"
     )
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, hexadecimal")
+    sha256: str = Field(description="SHA-256 of the key: 64 lower-case hexadecimal digits")
     max_concurrent_requests: int = Field(
         64, ge=1, description="choices in progress for this key; beyond it 429"
     )
     max_requests_per_minute: int = Field(
         600, ge=1, description="requests of this key in a minute; beyond it 429"
     )
+
+    @field_validator("sha256")
+    @classmethod
+    def _hash_not_key(cls, sha256: str) -> str:
+        if not SHA256.fullmatch(sha256):
+            raise ValueError("not a SHA-256: use `paceline key NAME`, never the key itself")
+        return sha256
 
 
 class GatewayConfig(_Section):
@@ -156,7 +165,7 @@ class GatewayConfig(_Section):
         30.0, gt=0, description="a client that takes nothing for so long is dropped"
     )
     api_keys: tuple[ApiKeyConfig, ...] = Field(
-        (), max_length=10_000, description="who may ask (name, sha256, limits); none: anybody"
+        (), max_length=10_000, description="who may ask (name, sha256, limits); none or []: anybody"
     )
     isolates_prefix_cache: bool = Field(
         True, description="keys do not find each other's prompts in the prefix cache"
@@ -165,12 +174,21 @@ class GatewayConfig(_Section):
         600.0, gt=0, description="longest life of one request in seconds; then a clean error"
     )
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _a_list_of_keys(cls, keys: Any) -> Any:
+        listed = keys if isinstance(keys, list | tuple) else [None]
+        if not all(isinstance(key, dict | ApiKeyConfig) for key in listed):
+            raise ValueError("a list of {name: ..., sha256: ...}, as `paceline key NAME` prints it")
+        return keys
+
     @field_validator("api_keys")
     @classmethod
     def _distinct_keys(cls, keys: tuple[ApiKeyConfig, ...]) -> tuple[ApiKeyConfig, ...]:
         for what in ("name", "sha256"):
-            if len({getattr(key, what) for key in keys}) < len(keys):
-                raise ValueError(f"two API keys have the same {what}")
+            values = [getattr(key, what) for key in keys]
+            if twice := [value for value, count in Counter(values).items() if count > 1]:
+                raise ValueError(f"two API keys have the same {what}: {twice[0]}")
         return keys
 
 

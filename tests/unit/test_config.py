@@ -162,3 +162,22 @@ def test_serve_can_see_the_class_of_the_builders_argument() -> None:
 
     (parameter,) = inspect.signature(build_app).parameters.values()
     assert parameter.annotation is AppConfig
+
+
+HASH = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ([{"name": "a", "sha256": "sk-paceline-abc"}], "never the key itself"),
+        ([{"name": "a", "sha256": HASH.upper()}], "not a SHA-256"),
+        ("alice", "a list of {name"),
+        (["alice"], "a list of {name"),
+        ([{"name": "a", "sha256": HASH}, {"name": "b", "sha256": HASH}], "the same sha256: abab"),
+        ([{"name": "a", "sha256": HASH}, {"name": "a", "sha256": "cd" * 32}], "same name: a"),
+    ],
+)
+def test_api_keys_that_will_not_do_say_the_fix(keys: object, sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        AppConfig.model_validate({"gateway": {"api_keys": keys}})

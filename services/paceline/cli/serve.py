@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from paceline import models
@@ -13,6 +14,7 @@ from paceline.cli import cluster, servefile
 from paceline.cli.console import err, out, progress_display, status_display
 from paceline.cli.fetch import fetch
 from paceline.errors import ConfigError, PacelineError
+from paceline.rpc.certificates import Role, read_identity
 
 WATCH_S = 1.0
 EXAMPLE_PROMPT = "Why is the sky blue?"
@@ -26,6 +28,7 @@ def started(config: Path, host: str | None, port: int | None) -> Iterator[tuple[
     port = file.schema.http_options.port if port is None else port
     port = port or cluster.free_port(host)
     cluster.check_port_is_free(host, port)  # before minutes of downloading
+    check_certificates(file)
     prefetch(file)
     with status_display() as status, cluster.local_service(file, host, port, status) as url:
         status("")
@@ -49,6 +52,14 @@ def prefetch(file: servefile.ServeFile) -> None:
             _check_tokenizers(folders, app.target.model.source, app.draft.model.source)
 
 
+def check_certificates(file: servefile.ServeFile) -> None:
+    """Raises ConfigError for what targets and drafts, both on this machine, would refuse later."""
+    for app in file.apps:
+        if app.rpc.tls_dir:
+            for role in Role:
+                read_identity(Path(app.rpc.tls_dir), role, datetime.now(UTC))
+
+
 def _check_tokenizers(folders: Mapping[str, Path], target: str, draft: str) -> None:
     """Built-in engines have no folder; whether they fit is for the handshake to say."""
     if target not in folders or draft not in folders:
@@ -67,7 +78,8 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
         with started(config, host, port) as (url, model):
             ready = True
             out.print(f"[bold green]ready[/] {model} at {url} (Ctrl-C stops it)\n")
-            out.print(curl_line(url, model), markup=False)
+            needs_key = servefile.load(config).needs_key
+            out.print(curl_line(url, model, needs_key), markup=False)
             while not (dead := cluster.dead_ray_processes()):
                 time.sleep(WATCH_S)
             raise PacelineError(f"Ray ended unexpectedly ({', '.join(dead)})")
@@ -77,7 +89,7 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
         err.print("stopped")
 
 
-def curl_line(url: str, model: str) -> str:
+def curl_line(url: str, model: str, needs_key: bool = False) -> str:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": EXAMPLE_PROMPT}],
@@ -85,7 +97,8 @@ def curl_line(url: str, model: str) -> str:
         "temperature": 0,
         "stream": True,
     }
+    key = '-H "Authorization: Bearer $PACELINE_API_KEY" ' if needs_key else ""
     return (
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' {key}"
         f"-d '{json.dumps(body)}'"
     )

@@ -38,6 +38,11 @@ class ServeFile:
         return list(dict.fromkeys(models))
 
     @property
+    def needs_key(self) -> bool:
+        """Whether requests must carry an API key."""
+        return bool(self.apps[0].gateway.api_keys)
+
+    @property
     def served_model_name(self) -> str:
         return self.apps[0].gateway.served_model_name
 
@@ -89,7 +94,8 @@ def validation_problems(error: ValidationError, prefix: str = "") -> list[str]:
     for item in error.errors():
         path = ".".join(part for part in (prefix, *map(str, item["loc"])) if part)
         unknown = item["type"] == "extra_forbidden"
-        problems.append(f"unknown key {path}" if unknown else f"{path}: {item['msg']}")
+        said = item["msg"].removeprefix("Value error, ")
+        problems.append(f"unknown key {path}" if unknown else f"{path}: {said}")
     return problems
 
 

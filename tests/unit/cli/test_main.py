@@ -72,3 +72,8 @@ def test_the_curl_line_can_be_pasted() -> None:
         '-d \'{"model": "m", "messages": [{"role": "user", "content": "Why is the sky blue?"}], '
         '"max_tokens": 64, "temperature": 0, "stream": true}\''
     )
+
+
+def test_the_curl_line_takes_the_key_from_the_environment() -> None:
+    line = curl_line("http://127.0.0.1:8000", "m", needs_key=True)
+    assert '-H "Authorization: Bearer $PACELINE_API_KEY" ' in line

@@ -78,6 +78,6 @@ def test_a_wrong_device_is_told_when_the_file_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught, serve.started(path, None, 0):
         pass
     assert str(caught.value) == (
-        f"{path}: applications.0.args.target.model.device: Value error, 'gpu' is no device: "
+        f"{path}: applications.0.args.target.model.device: 'gpu' is no device: "
         "write auto, cpu, cuda, cuda:0 or mps"
     )
