@@ -33,6 +33,8 @@ class DeskChecks:
     scheduler: Scheduler
     clock: LocalClock
     records: defaultdict[str, _Record] = field(default_factory=lambda: defaultdict(_Record))
+    # Sequences that the last plan left on a draft that drains.
+    _left: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         desk = self.scheduler.drafts
@@ -83,7 +85,12 @@ class DeskChecks:
             require(not is_probing, "a useful draft was not trusted again", link.hello.replica_id)
 
     def planned(self, now_us: int) -> None:
-        """Nobody stays with a draft that drains while a healthy one has a place."""
+        """Nobody stays with a draft that drains while a healthy one has a place.
+
+        Twice in a row: the desk looks at one sequence after the other, and one that gives its
+        place up frees it for those before it at the next pass.
+        """
+        before, self._left = self._left, set()
         pool = self.scheduler.drafts.pool
         if not pool.has_draining:
             return
@@ -92,8 +99,10 @@ class DeskChecks:
             link = pool.get(sequence.draft_id)
             if link is None or not link.is_draining or not sequence.session.is_attached:
                 continue
-            healthy = [other for other in pool.links().values() if _may(other, sequence, now_us)]
-            require(not healthy, "a sequence was left on a draft that drains", session_id)
+            if any(_may(other, sequence, now_us) for other in pool.links().values()):
+                self._left.add(session_id)
+                is_new = session_id not in before
+                require(is_new, "a sequence was left on a draft that drains", session_id)
 
 
 def _may(link: DraftLink, sequence: Sequence, now_us: int) -> bool:
