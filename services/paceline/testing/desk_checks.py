@@ -79,7 +79,8 @@ class DeskChecks:
         is_struck = link.strikes > strikes
         message = envelope.message
         require(envelope.is_corrupt or not is_struck, "honest message taken for a lie", message)
-        if is_kept:
+        # While it is dark, what its old sequences bring or miss is no news.
+        if is_kept and link.breaker.state is not BreakerState.DARK:
             self.records[link.hello.replica_id] = _Record()
             is_probing = link.breaker.state is BreakerState.PROBING
             require(not is_probing, "a useful draft was not trusted again", link.hello.replica_id)
