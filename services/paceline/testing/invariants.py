@@ -142,6 +142,8 @@ class Checker:
     noise: dict[tuple[int, int, SamplingParams], int] = field(default_factory=dict)
     # (gateway, its tokens so far): targets that died of the request since.
     deaths: Counter[tuple[int, int]] = field(default_factory=Counter)
+    # Gateways that gave a target up for its silence: they do not know that it died.
+    silenced: set[int] = field(default_factory=set)
 
     # -- what targets send and drafts obey ---------------------------------------------------
 

@@ -93,6 +93,7 @@ class SimulatedGateway:
             self._watch(channel, self._heard_us)
         else:
             self._world.checker.counts["silence"] += 1
+            self._world.checker.silenced.add(channel.gateway_id)
             self._lose(channel, target_lost())
 
     # -- what a target says -----------------------------------------------------------------
