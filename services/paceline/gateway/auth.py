@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.config import ApiKeyConfig
 from paceline.errors import AuthenticationError, OverloadedError, RequestError
+from paceline.gateway.places import Places
 
 # What load balancers ask without a key. They tell nothing but whether requests are answered.
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
@@ -58,7 +59,10 @@ class Caller:
         # What the prefix cache tells this key's texts by; 0 is everybody's.
         self.cache_salt = cache_salt
         # Choices from whole body to end of answer. Invariant: <= the key's limit.
-        self.num_in_progress = 0
+        self.room = Places(
+            key.max_concurrent_requests if key else None,
+            "This API key has {num} requests in progress",
+        )
 
     def admit(self, now_s: float) -> None:
         """Count one request. Raises OverloadedError, which costs no token."""
@@ -76,29 +80,11 @@ class Caller:
     def places(self, num_choices: int) -> Iterator[None]:
         """Room for one request's choices. Raises OverloadedError; RequestError (400) for more
         than the key ever has room for."""
-        if self._key and num_choices > self._key.max_concurrent_requests:
-            limit = self._key.max_concurrent_requests
+        limit = self.room.limit
+        if limit is not None and num_choices > limit:
             raise RequestError(f"'n' may be at most {limit} with this API key.", "n", "too_many")
-        self.refuse_when_full(num_choices)
-        self.num_in_progress += num_choices
-        try:
+        with self.room.take(num_choices):
             yield
-        finally:
-            self.num_in_progress -= num_choices
-
-    def refuse_when_full(self, num_choices: int = 1) -> None:
-        """Raises OverloadedError while so many of the key's places are not free."""
-        if not self._key:
-            return
-        limit = self._key.max_concurrent_requests
-        if self.num_in_progress + num_choices > limit:
-            raise OverloadedError(
-                f"This API key has {self.num_in_progress} requests in progress, of {limit} at "
-                "most; each of the 'n' choices counts. Try again.",
-                None,
-                "too_many_requests",
-                retry_after_s=1,
-            )
 
 
 class Keyring:

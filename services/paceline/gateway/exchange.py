@@ -47,8 +47,8 @@ class Exchange(Response):
         try:
             async with timeout:
                 # Before reading what would be refused anyhow.
-                self._service.refuse_when_full()
-                caller.refuse_when_full()
+                self._service.room.refuse_when_full()
+                caller.room.refuse_when_full()
                 raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
                 body = await self._parse(raw)
                 with self._service.places(body), caller.places(body.num_choices):

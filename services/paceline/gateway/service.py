@@ -21,6 +21,7 @@ from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
 from paceline.gateway.openai import GenerationBody
+from paceline.gateway.places import Places
 from paceline.gateway.plan import ID_PREFIXES, Endpoint, Plan, Planner
 from paceline.gateway.tokenizer import Tokenizer
 from paceline.generation import GenerateRequest, RoundDelta
@@ -81,7 +82,7 @@ class GatewayService:
         # Choices and aborts under way: a request for n choices counts n, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
         # 3, as a choice has one abort at most and so has a request.
-        self.num_in_progress = 0
+        self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
         self._aborts: set[asyncio.Task[None]] = set()
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
@@ -96,25 +97,13 @@ class GatewayService:
 
         Not from its first byte: bodies that never come would keep everybody else out.
         """
-        num_choices = self._planner.check_num_choices(body)
-        self.refuse_when_full(num_choices)
-        self.num_in_progress += num_choices
-        try:
+        with self.room.take(self._planner.check_num_choices(body)):
             yield
-        finally:
-            self.num_in_progress -= num_choices
 
-    def refuse_when_full(self, num_choices: int = 1) -> None:
-        """Raises OverloadedError while so many places are not free."""
-        limit = self.config.max_concurrent_requests
-        if self.num_in_progress + num_choices > limit:
-            raise OverloadedError(
-                f"{self.num_in_progress} requests are in progress, of {limit} at most; each of "
-                "the 'n' choices counts. Try again.",
-                None,
-                "too_many_requests",
-                retry_after_s=1,
-            )
+    @property
+    def num_in_progress(self) -> int:
+        """Places that are taken."""
+        return self.room.num_taken
 
     async def plan(self, endpoint: Endpoint, body: GenerationBody) -> Plan:
         request_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
@@ -212,7 +201,7 @@ class GatewayService:
             logger.warning("request %s: too many aborts of lost tries", request_id)
             return
         num_places = 0 if is_lost else 1
-        self.num_in_progress += num_places
+        self.room.num_taken += num_places
         task = asyncio.ensure_future(self._abort(request_id, choice, num_places))
         aborts.add(task)
         task.add_done_callback(aborts.discard)
@@ -224,7 +213,7 @@ class GatewayService:
         except TimeoutError:
             logger.warning("request %s: no target confirmed the abort", request_id)
         finally:
-            self.num_in_progress -= num_places
+            self.room.num_taken -= num_places
 
     async def drain(self) -> None:
         """Wait for the aborts under way; each is bounded by ABORT_TIMEOUT_S."""
@@ -234,7 +223,7 @@ class GatewayService:
     async def check_ready(self) -> None:
         """Raises RequestError (503) while a request would not be answered."""
         try:
-            self.refuse_when_full()
+            self.room.refuse_when_full()
         except OverloadedError as error:
             raise RequestError(error.message, None, "not_ready", 503, 1) from None
         # Nobody needs a key to ask: so all who ask share one question, whoever leaves.

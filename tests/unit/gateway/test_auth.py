@@ -313,7 +313,7 @@ async def test_every_end_frees_the_keys_places(
     gate = asyncio.Event()
     harness.targets.first_scripts = [[round_of("a"), gate, ValueError()]]
     if end == "full gateway":
-        harness.service.num_in_progress += 1
+        harness.service.room.num_taken += 1
     body = BODY | ({"n": "x"} if end == "bad body" else {})
     exchange = harness.begin(TEXT, body, headers=bearer(ALICE))
     if end in ("leave", "cancel", "error"):
@@ -327,7 +327,7 @@ async def test_every_end_frees_the_keys_places(
         gate.set()
     await asyncio.gather(exchange.task, return_exceptions=True)
     if end == "full gateway":
-        harness.service.num_in_progress -= 1
+        harness.service.room.num_taken -= 1
     harness.targets.first_scripts = []
     harness.targets.script = [round_of("x", "length")]
     assert await harness.is_idle()

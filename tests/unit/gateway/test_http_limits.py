@@ -312,7 +312,7 @@ async def test_whoever_refuses_says_when(make_harness: Any, round_of: RoundOf) -
     await harness.service.drain()
     harness.targets.readiness = False
     answers.append(await harness.get("/ready"))
-    harness.service.num_in_progress += 1
+    harness.service.room.num_taken += 1
     answers += [await harness.get("/ready"), await harness.complete()]
     for answer in answers:
         assert answer.status_code in (429, 503)
