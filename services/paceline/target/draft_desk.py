@@ -110,7 +110,7 @@ class DraftDesk:
         """Open what has no draft, take away from drafts what they do not serve or should not."""
         self._now_us = now_us
         self._num_unproven.clear()
-        has_draining = self.pool.has_draining
+        has_draining, can_open = self.pool.has_draining, self.pool.can_open(now_us)
         for session_id in running:
             sequence = self._sequences[session_id]
             link = sequence.session.link
@@ -125,7 +125,8 @@ class DraftDesk:
                 self._lose(sequence, LinkEvent.PEER_LOST, now_us)
             elif has_draining and sequence.session.is_attached:
                 self._move(sequence, now_us)
-            self.try_open(sequence, now_us)
+            if can_open or sequence.draft_id is not None:
+                self.try_open(sequence, now_us)
 
     def _is_stalled(self, sequence: Sequence, now_us: int) -> bool:
         """A draft that owes a first proposal gets time for its prompt, and for all the prompts

@@ -79,6 +79,12 @@ class DraftPool:
         links = self._links.values()
         return {link.hello.replica_id: link.breaker.state.value for link in links}
 
+    def can_open(self, now_us: int) -> bool:
+        """Whether any draft at all may be given a sequence; asked once for all of them."""
+        return any(
+            not link.is_draining and link.breaker.may_open(now_us) for link in self._links.values()
+        )
+
     def choose(
         self,
         mode: VerificationMode,
