@@ -19,14 +19,16 @@ FinishReason = Literal["stop", "length"]
 class SpeculationRequest:
     """What one request asks of speculation; None leaves the deployment's own choice.
 
-    `max_tokens` caps the draft tokens verified per round (0 = none are). A `mode` is only ever
-    one that fits the request's temperature (greedy at 0, one of the others above): the gateway
-    refuses the rest.
+    `max_tokens` caps the draft tokens verified per round (0 = none are). `lookahead` "fixed" asks
+    for exactly `max_tokens` (or the deployment's K) where the ceiling allows it. A `mode` is only
+    ever one that fits the request's temperature (greedy at 0, one of the others above): the
+    gateway refuses the rest.
     """
 
     method: Literal["model", "off"] = "model"
     max_tokens: int | None = None
     mode: VerificationMode | None = None
+    lookahead: Literal["adaptive", "fixed"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from paceline.config import RpcConfig
 from paceline.errors import RemoteProtocolError
 from paceline.protocol.messages import (
+    MAX_FAN_OUT,
     Bye,
     CloseReason,
     CloseSession,
@@ -107,6 +108,7 @@ opens = st.builds(
     mode=modes,
     limit_position=position,
     cache_salt=u64,
+    fan_out=st.integers(0, MAX_FAN_OUT),
 )
 openeds = st.builds(Opened, u64, u32, st.sampled_from(OpenStatus))
 
@@ -148,6 +150,7 @@ verdicts = token_ids.flatmap(
         queue_us=counter,
         verify_us=counter,
         has_rejection=st.booleans(),
+        fan_out=st.integers(0, MAX_FAN_OUT),
     )
 )
 both = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.protocol.messages import (
+    MAX_FAN_OUT,
     Bye,
     CloseReason,
     CloseSession,
@@ -67,6 +68,7 @@ OPEN = OpenSession(
     mode=VerificationMode.COUPLED,
     limit_position=19,
     cache_salt=U64 - 1,
+    fan_out=MAX_FAN_OUT,
 )
 OPENED = Opened(session_id=U64, epoch=3, status=OpenStatus.BUSY)
 DRAFT_TOKENS = DraftTokens(
@@ -100,6 +102,7 @@ VERDICT = Verdict(
     queue_us=40,
     verify_us=9_000,
     has_rejection=True,
+    fan_out=3,
 )
 NACK = Nack(session_id=7, epoch=3, have_len=11)
 CLOSE = CloseSession(session_id=7, epoch=3, reason=CloseReason.REPLACED)

@@ -76,6 +76,7 @@ LIMITS: dict[str, str] = {
     "speculation.max_num_speculative_tokens": (
         f"{TARGET}/test_scheduler_drafts.py::test_k_of_the_request"
     ),
+    "speculation.max_fan_out": "unit/protocol/test_draft_branches.py::test_no_more_than_allowed",
     "speculation.max_draft_ahead": (
         f"{TARGET}/test_scheduler.py::test_credit_is_what_two_passes_could_use"
     ),
@@ -106,6 +107,12 @@ LIMITS: dict[str, str] = {
     "controller.heartbeat_timeout_s": (
         "unit/controller/test_registry.py::test_a_silent_target_is_forgotten"
     ),
+    "controller.drafts_per_target": (
+        "unit/controller/test_assignment.py::test_each_target_gets_its_drafts"
+    ),
+    "controller.max_draft_utilization": (
+        "unit/controller/test_ceilings.py::test_busy_drafts_lower_the_ceiling"
+    ),
     "controller.targets_per_draft": (
         "unit/controller/test_registry.py::test_no_more_targets_than_allowed"
     ),
@@ -129,6 +136,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "target.port_max": "address",
     "speculation.method": "switch",
     "speculation.mode": "switch",
+    "speculation.lookahead": "switch",
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",

@@ -80,6 +80,9 @@ class StepItem:
     first) predicts entry j; the prefix cache is then not read, so that every row is computed.
     `cache_salt` (u64): the prefix cache shares blocks only between sequences of equal salt. It is
     the same in every item of a sequence.
+    `num_runner_ups`: with no `rule`, also name the ids that come next after each sampled row's
+    token, best first, under the same logits and noise (what the target most likely commits when
+    it does not commit that token).
     """
 
     sequence_id: int
@@ -94,6 +97,7 @@ class StepItem:
     num_prompt_logprobs: int | None = None
     scored_token_ids: tuple[int, ...] = ()
     cache_salt: int = 0
+    num_runner_ups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class StepResult:
     after the step (None: all of the item's rows). `logprobs` has an entry per token of
     `token_ids` if asked for, `prompt_logprobs` one per scored row that was computed.
     `num_prefix_tokens`: rows of this item that the prefix cache already held.
+    `runner_ups`: one tuple per sampled row if asked for; shorter where fewer ids are possible.
     """
 
     sequence_id: int
@@ -115,6 +120,7 @@ class StepResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_prefix_tokens: int = 0
+    runner_ups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

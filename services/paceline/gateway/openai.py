@@ -66,6 +66,7 @@ class SpeculationOptions(_Body):
     method: Literal["model", "off"] | None = None
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT32)
     mode: Literal["greedy", "coupled", "rejection", "block"] | None = None
+    lookahead: Literal["adaptive", "fixed"] | None = None
     include_rounds: bool | None = None
 
 

@@ -142,6 +142,7 @@ class Planner:
                 method=speculation.method or "model",
                 max_tokens=speculation.max_tokens,
                 mode=VerificationMode(speculation.mode) if speculation.mode else None,
+                lookahead=speculation.lookahead,
             ),
             ignore_eos=bool(body.ignore_eos),
             n=body.num_choices,

@@ -1,142 +1,245 @@
-"""How many proposals to verify, and whether a lone sequence should wait for them. Pure.
+"""How many proposals to verify, how far a draft may run, and how often to do without. Pure.
 
-First cut of the controller: K is fixed (deployment default, request cap), and the wait maximizes
-tokens per second in steady state. A pass that starts early is not lost: the draft goes on
-meanwhile, and when its next token is the one that the pass commits, the next pass finds a window.
-What counts is therefore the time of a whole chain, from one correction to the next; what has
-arrived needs no wait and is always a candidate, so a wait not predicted to pay never happens. It
-does not know sequences' tokens, threads or clocks; times are arguments in microseconds.
+`LookaheadPolicy` is the controller of one target (math.md 2g, 2h). The scheduler tells it what it
+sees (rounds, passes, draft steps, round trips) and asks three things: how many of the proposals
+that are here the next pass should verify (`plan`), how far the draft of a sequence may run from
+now on (`grant`), and whether a lone sequence should wait (`lone`). It does not know tokens, links,
+threads or clocks; times are arguments in microseconds. Nothing here can change what is committed.
+
+In the rejection modes caps must not depend on the values of proposals (C2, B1): everything used
+here is known before they are drawn (past rounds, times, counts).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-_DECAY = 0.9
-_PRIOR_ACCEPTANCE = 0.7
-_PRIOR_WEIGHT = 4.0
-_MIN_HIT_RATE = 0.5
-_PROBE_EVERY = 16
-_MIN_GAIN = 0.02
-_MAX_ACCEPTANCE = 0.98  # at 1 a chain would never end
-_STALE_PASS = 0.5  # of a draft pass: what is left of the one that a correction interrupts
-
-
-def chain_us(acceptance: float, count: int, full: int, pass_us: float, wait_us: float) -> float:
-    """Expected time from one correction to the next, when it starts with a wait for `count`.
-
-    A pass is followed by one with `full` proposals and no wait when all its proposals and the
-    draft's next token are right (a^(count+1)); else the chain ends. So it has 1 + r passes,
-    r = a^(count+1) / (1 - a^(full+1)). It commits 1 / (1 - a) tokens whatever `count` is: the
-    shortest chain is the best rate.
-    """
-    rate = min(acceptance, _MAX_ACCEPTANCE)
-    followers = rate ** (count + 1) / (1.0 - rate ** (full + 1))
-    return wait_us + pass_us * (1.0 + followers)
-
-
-@dataclass(slots=True)
-class AcceptanceEstimate:
-    """Discounted per-request acceptance of one position.
-
-    Censoring-aware: positions behind a rejection teach nothing.
-    """
-
-    accepted: float = 0.0
-    rejected: float = 0.0
-
-    def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        if num_draft_tokens == 0:
-            return
-        self.accepted = self.accepted * _DECAY + num_accepted_tokens
-        self.rejected = self.rejected * _DECAY + (num_accepted_tokens < num_draft_tokens)
-
-    @property
-    def rate(self) -> float:
-        seen = self.accepted + self.rejected
-        return (self.accepted + _PRIOR_WEIGHT * _PRIOR_ACCEPTANCE) / (seen + _PRIOR_WEIGHT)
-
-
-@dataclass(slots=True)
-class Average:
-    """Exponential moving average; None before the first sample."""
-
-    value: float | None = None
-    weight: float = 0.2
-
-    def update(self, sample: float) -> None:
-        old = self.value
-        self.value = sample if old is None else old + self.weight * (sample - old)
+from paceline.protocol.lone_wait import AcceptanceEstimate, LonePolicy
+from paceline.sampling.params import VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
-class WindowOutlook:
-    """What is known about one sequence's window when a pass could start.
+class LookaheadLimits:
+    """What a deployment allows. `num_speculative_tokens`: K where `is_adaptive` is False, and
+    before anything was measured; `max_num_speculative_tokens` 0: off. `max_draft_ahead`: positions
+    beyond the committed text."""
 
-    `have` proposals are here, `want` is the most this pass could verify, `since_us` when the
-    next proposal became computable at the draft as seen from here (last verdict or last arrival)
-    and `is_flushed` whether a round trip is due before the draft can go on.
+    is_adaptive: bool = True
+    num_speculative_tokens: int = 4
+    max_num_speculative_tokens: int = 16
+    max_draft_ahead: int = 16
+    max_fan_out: int = 0
+    max_lone_wait_us: int = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceClass:
+    """Sequences whose proposals are expected to fare alike: same draft, mode and temperature.
+
+    `temperature` is rounded by `of`, so that there are few classes.
     """
 
+    draft_model: str
+    mode: VerificationMode
+    temperature: float
+
+    @staticmethod
+    def of(draft_model: str, mode: VerificationMode, temperature: float) -> AcceptanceClass:
+        return AcceptanceClass(draft_model, mode, round(4 * temperature) / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounts:
+    """Discounted counts of one class: proposals at position k (0-based) of a window that were
+    verified with all before them accepted (`reached`), and those that were `accepted`."""
+
+    reached: tuple[float, ...]
+    accepted: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Guidance:
+    """What the Controller tells a target: the fleet's knowledge, and what is scarce.
+
+    `priors`: counts of classes pooled over the fleet, this target's own not counted twice.
+    Ceilings hold beside the deployment's; None: no ceiling.
+    """
+
+    priors: Mapping[AcceptanceClass, ClassCounts] = field(default_factory=dict)
+    max_draft_ahead: int | None = None
+    max_num_speculative_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class SequenceLookahead:
+    """What the policy knows of one sequence; it belongs to the sequence, only the policy writes.
+
+    `asked`: most proposals to verify in a pass that the request wants (0: no drafting for it; None:
+    it leaves that to us); `is_fixed`: always so many, whatever is predicted. `cap` is the K in
+    force: what a full window would be cut to now. `key` changes when another draft takes over.
+    """
+
+    key: AcceptanceClass
+    asked: int | None = None
+    is_fixed: bool = False
+    cap: int = 0
+    posterior: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One decoding sequence when a pass is planned: `have` proposals are here and would fit."""
+
+    lookahead: SequenceLookahead
     have: int
-    want: int
-    since_us: int
-    is_flushed: bool
 
 
-class LonePolicy:
-    """Decides the bounded wait of a lone sequence; every other pass starts at once."""
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """How far a draft may run for a sequence: `draft_ahead` positions beyond the committed text
+    (0: it rests), with branches for `fan_out` runner-ups of each."""
 
-    def __init__(self, max_wait_us: int) -> None:
-        self.max_wait_us = max_wait_us
-        self.pass_us = Average()
-        self.draft_token_us = Average()  # what a token costs the draft
-        self.arrival_us = Average()  # how far apart its tokens get here
-        self.rtt_us = Average()
-        self._hit_rate = 1.0
-        self._skipped = 0
+    draft_ahead: int
+    fan_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One pass that was done. `num_rows` were computed, `num_prefill_rows` of them for prompts;
+    `num_sequences` are the decoding ones, `num_draft_tokens` the proposals among the rows,
+    `num_committed` all tokens that came out. `idle_us`: how long the engine had stood still
+    before, while there was work; None when there was none (then nothing can be said)."""
+
+    num_sequences: int
+    num_rows: int
+    num_prefill_rows: int
+    num_draft_tokens: int
+    num_committed: int
+    started_us: int
+    ended_us: int
+    idle_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One candidate of a decision: so many proposals per sequence (mean), and what is predicted."""
+
+    num_speculative_tokens: float
+    rows: int
+    tokens_per_pass: float
+    pass_us: float
 
     @property
-    def token_us(self) -> float | None:
-        """Time between proposals; None before the first."""
-        known = (self.draft_token_us.value, self.arrival_us.value)
-        return max((value for value in known if value is not None), default=None)
+    def tokens_per_s(self) -> float:
+        return 1e6 * self.tokens_per_pass / self.pass_us if self.pass_us else 0.0
 
-    def wait_until(self, outlook: WindowOutlook, acceptance: float, now_us: int) -> int:
-        """When the pass should start at the latest; <= `now_us` means now."""
-        pass_us, token_us = self.pass_us.value, self.token_us
-        if self.max_wait_us == 0 or not pass_us or not token_us:
-            return now_us
-        if outlook.have >= outlook.want or not self._may_probe():
-            return now_us
-        full = min(outlook.want, max(1, int(pass_us / token_us)))
-        best_us = chain_us(acceptance, outlook.have, full, pass_us, 0.0) / (1.0 + _MIN_GAIN)
-        best_wait = 0.0
-        ready_us = outlook.since_us + self._resume_us(token_us) * outlook.is_flushed
-        for count in range(outlook.have + 1, outlook.want + 1):
-            ready_us += token_us
-            wait_us = max(0.0, ready_us - now_us)
-            total_us = chain_us(acceptance, count, full, pass_us, wait_us)
-            if total_us < best_us and wait_us <= self.max_wait_us:
-                best_us, best_wait = total_us, wait_us
-        if best_wait == 0.0:
-            return now_us
-        return now_us + min(self.max_wait_us, int(best_wait * 1.25) + 200)
 
-    def _resume_us(self, token_us: float) -> float:
-        """Until the draft has heard a correction and is done with the pass that it interrupts."""
-        return (self.rtt_us.value or 0.0) + _STALE_PASS * token_us
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The last decision: what it was made from (names to figures, units in the names), the
+    candidates in order of K, the chosen one, and why in a sentence."""
 
-    def _may_probe(self) -> bool:
-        """Waits that keep missing are tried only now and then."""
-        if self._hit_rate >= _MIN_HIT_RATE:
-            return True
-        self._skipped += 1
-        if self._skipped < _PROBE_EVERY:
-            return False
-        self._skipped = 0
-        return True
+    inputs: Mapping[str, float]
+    choices: tuple[Choice, ...]
+    chosen: int
+    reason: str
 
-    def record_wait(self, hit: bool) -> None:
-        """Whether a wait ended because proposals arrived (True) or by its deadline."""
-        self._hit_rate += 0.2 * ((1.0 if hit else 0.0) - self._hit_rate)
+
+@dataclass(frozen=True, slots=True)
+class StarvationCounts:
+    """Since start. `wanted`: accepted tokens expected of the windows that the policy would have
+    verified; `missing`: those of them that had not arrived (both weighted by acceptance)."""
+
+    wanted: float = 0.0
+    missing: float = 0.0
+
+
+class LookaheadPolicy:
+    """The controller of one target."""
+
+    def __init__(self, limits: LookaheadLimits) -> None:
+        self.limits = limits
+        self.lone = LonePolicy(limits.max_lone_wait_us)
+
+    # -- what is decided --------------------------------------------------------------------
+
+    def plan(self, windows: Sequence[Window], num_other_rows: int, max_rows: int) -> list[int]:
+        """Proposals to verify in the next pass, one number per window, each <= its `have`.
+
+        `num_other_rows` are in the pass anyway (prompts); at most `max_rows` proposals fit.
+        Also sets the `cap` of each sequence.
+        """
+        left = max_rows
+        counts = []
+        for index, window in enumerate(windows):
+            share = -(-left // (len(windows) - index))
+            counts.append(max(0, min(window.have, self.ceiling(window.lookahead), share)))
+            left -= counts[-1]
+        return counts
+
+    def ceiling(self, lookahead: SequenceLookahead) -> int:
+        """Most proposals that a pass may verify for the sequence, whatever is predicted; 0: it
+        needs no draft. The K itself where that is fixed."""
+        wanted, limits = lookahead.asked, self.limits
+        if wanted is None:
+            wanted = limits.num_speculative_tokens
+        return min(wanted, limits.max_num_speculative_tokens)
+
+    def grant(self, lookahead: SequenceLookahead) -> Grant:
+        """How far the sequence's draft may run from now on: asked before each open and verdict.
+
+        A credit that was given is never taken back; a smaller one holds for what comes after.
+        """
+        lookahead.cap = self.ceiling(lookahead)
+        if not lookahead.cap:
+            return Grant(0)
+        return Grant(min(self.limits.max_draft_ahead, 2 * lookahead.cap + 1))
+
+    # -- what is told -----------------------------------------------------------------------
+
+    def add(self, lookahead: SequenceLookahead) -> None:
+        """A sequence has come; sets its first `cap`."""
+        self.grant(lookahead)
+
+    def end_round(
+        self, lookahead: SequenceLookahead, num_draft_tokens: int, num_accepted_tokens: int
+    ) -> None:
+        """A sequence's share of a pass: `num_draft_tokens` were verified."""
+        lookahead.posterior.update(num_draft_tokens, num_accepted_tokens)
+
+    def end_pass(self, record: PassRecord) -> None:
+        if not record.num_prefill_rows:
+            self.lone.pass_us.update(record.ended_us - record.started_us)
+
+    def learn_draft_step(self, step_us: float, num_tokens: int) -> None:
+        """A draft says that `num_tokens` took it `step_us` of computing."""
+        self.lone.draft_token_us.update(step_us / num_tokens)
+
+    def learn_arrival(self, since_last_us: float, num_tokens: int) -> None:
+        """Proposals of one window came so long after those before them."""
+        self.lone.arrival_us.update(since_last_us / num_tokens)
+
+    def learn_rtt(self, rtt_us: float) -> None:
+        self.lone.rtt_us.update(rtt_us)
+
+    def guide(self, guidance: Guidance) -> None:
+        """The Controller's word; the last one holds until there is another."""
+
+    def set_limits(self, limits: LookaheadLimits) -> None:
+        """The configuration has changed; holds from the next decision on."""
+        self.limits = limits
+        self.lone.max_wait_us = limits.max_lone_wait_us
+
+    # -- what can be seen -------------------------------------------------------------------
+
+    def class_counts(self) -> dict[AcceptanceClass, ClassCounts]:
+        """What this target itself has seen: for the Controller's pool."""
+        return {}
+
+    def starvation(self) -> StarvationCounts:
+        return StarvationCounts()
+
+    def explain(self) -> Explanation | None:
+        """The last decision; None before the first."""
+        return None

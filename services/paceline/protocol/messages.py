@@ -15,6 +15,7 @@ from paceline.sampling.sparse_probs import SparseProbs
 
 PROTOCOL_VERSION = 1
 TRACE_CONTEXT_BYTES = 25
+MAX_FAN_OUT = 16
 # The modes whose proposals travel with the laws that they were drawn from. In the other two the
 # target matches proposals against its own samples, and it does not matter where they come from.
 REJECTION_MODES = frozenset({VerificationMode.REJECTION, VerificationMode.BLOCK})
@@ -58,6 +59,8 @@ class OpenSession:
     `token_ids` = prompt + committed output; the first `prompt_len` are the prompt, so output
     index t sits at position `prompt_len + t`. `limit_position`: no token at or beyond it may be
     drafted. `cache_salt` (u64): the draft's prefix cache shares blocks only between equal salts.
+    `fan_out`: for so many runner-ups of each proposal the draft may prepare a branch, in case the
+    target commits that one instead (0: none; always 0 in the rejection modes).
     """
 
     session_id: int
@@ -68,6 +71,7 @@ class OpenSession:
     mode: VerificationMode
     limit_position: int
     cache_salt: int = 0
+    fan_out: int = 0
 
 
 class OpenStatus(StrEnum):
@@ -92,8 +96,9 @@ class DraftTokens:
     `draft_probs`: in the rejection modes the law that each token was drawn from, else empty.
     `context_hash` is the hash (`protocol.token_log`) of all tokens before `start`: a proposal made
     from another context is recognised exactly. `last_round` is the newest verdict round that the
-    draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's
-    monotonic clock when the message left.
+    draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's monotonic
+    clock when the message left. Proposals of a branch look the same: their context ends with a
+    token that the target may commit in place of the draft's own.
     """
 
     session_id: int
@@ -118,6 +123,8 @@ class Verdict:
     `has_rejection`: a verified proposal was rejected. In the rejection modes the draft then drops
     everything behind `token_ids`, even if the last of them equals its own: what the target has
     looked at must not be proposed again from the same noise (math.md 2d, B2).
+
+    `fan_out` is the one in force from now on, see `OpenSession`.
     """
 
     session_id: int
@@ -131,6 +138,7 @@ class Verdict:
     queue_us: int = 0
     verify_us: int = 0
     has_rejection: bool = False
+    fan_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

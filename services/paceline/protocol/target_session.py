@@ -53,6 +53,7 @@ from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.sampling.sparse_probs import SparseProbs
 
 MAX_POSITION = 2**31 - 1
+MAX_UNTOLD = 32  # tokens that a draft which rests may lag behind
 
 
 class Disposition(StrEnum):
@@ -117,7 +118,9 @@ class TargetSession:
         self.mode = mode
         self.end_len = min(self.prompt_len + max_tokens, max_len)
         self.stop_token_ids = stop_token_ids
+        # How far the draft may run from the next open or verdict on; 0: it rests.
         self.max_draft_ahead = max_draft_ahead
+        self.fan_out = 0  # the one to tell the draft next
         self.log = TokenLog(prompt_token_ids) if log is None else log
         self.log.extend(output_token_ids)
         # Invariant: prompt_len <= committed_len <= len(log) <= granted_limit or committed_len.
@@ -130,6 +133,8 @@ class TargetSession:
         self.finish_reason: FinishReason | None = None
         # The draft may only speak about positions from here on (length at the last open).
         self._open_len = self.committed_len
+        # What the draft has been told of. Invariant while attached: <= committed_len.
+        self._told_len = self.committed_len
         # Largest limit ever granted in this epoch: a credit is never taken back.
         self._granted_limit = 0
         self._draft_max_len = MAX_POSITION
@@ -198,6 +203,7 @@ class TargetSession:
         self._open_len = self.committed_len
         self._flush_round = self._open_round = self.round
         self._granted_limit = self.limit_position
+        self._told_len = self.committed_len
         return OpenSession(
             session_id=self.session_id,
             epoch=self.epoch,
@@ -206,6 +212,7 @@ class TargetSession:
             sampling=self.sampling,
             mode=self.mode,
             limit_position=self._granted_limit,
+            fan_out=self.fan_out,
         )
 
     def receive_opened(self, opened: Opened) -> bool:
@@ -331,10 +338,21 @@ class TargetSession:
             num_accepted_tokens=num_accepted,
             finish_reason=self.finish_reason,
         )
-        verdict = None
-        if self.is_attached:
-            verdict = self._verdict(start, token_ids, num_accepted, has_rejection)
-        return Step(delta, verdict)
+        return Step(delta, self._due_verdict(start, num_accepted))
+
+    def _due_verdict(self, start: int, num_accepted: int) -> Verdict | None:
+        """Everything that the draft has not been told. One that rests is told now and then: it
+        could do nothing with it, and must not believe that it is forgotten."""
+        num_untold = self.committed_len - self._told_len
+        if not self.is_attached or (self.max_draft_ahead == 0 and num_untold < MAX_UNTOLD):
+            return None
+        told_len, self._told_len = self._told_len, self.committed_len
+        return self._verdict(
+            told_len,
+            self.log.slice(told_len, self.committed_len),
+            num_accepted if told_len == start else 0,
+            has_rejection=told_len < self._rejection_len,
+        )
 
     def cancel_verify(self) -> None:
         """The pass did not happen (the engine failed or the request ended meanwhile)."""
@@ -380,6 +398,7 @@ class TargetSession:
             limit_position=self._granted_limit,
             round=self.round,
             has_rejection=has_rejection,
+            fan_out=self.fan_out,
         )
 
 

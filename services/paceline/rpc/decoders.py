@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from paceline.errors import RemoteProtocolError
 from paceline.protocol.messages import (
+    MAX_FAN_OUT,
     TRACE_CONTEXT_BYTES,
     Bye,
     CloseSession,
@@ -125,6 +126,7 @@ def _open_session(wire: pb.OpenSession, limits: WireLimits) -> OpenSession:
         mode=known("verification mode", MODES, wire.mode),
         limit_position=check_range("limit_position", wire.limit_position, 0, MAX_INT),
         cache_salt=wire.cache_salt,
+        fan_out=check_range("fan_out", wire.fan_out, 0, MAX_FAN_OUT),
     )
 
 
@@ -199,6 +201,7 @@ def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
         queue_us,
         verify_us,
         wire.has_rejection,
+        check_range("fan_out", wire.fan_out, 0, MAX_FAN_OUT),
     )
 
 

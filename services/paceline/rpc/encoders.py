@@ -76,6 +76,7 @@ def _open_session(message: OpenSession, wire: pb.OpenSession) -> None:
     wire.mode = MODE_NUMBERS[message.mode]
     wire.limit_position = message.limit_position
     wire.cache_salt = message.cache_salt
+    wire.fan_out = message.fan_out
 
 
 def _opened(message: Opened, wire: pb.Opened) -> None:
@@ -111,6 +112,7 @@ def _verdict(message: Verdict, wire: pb.Verdict) -> None:
     wire.queue_us = message.queue_us
     wire.verify_us = message.verify_us
     wire.has_rejection = message.has_rejection
+    wire.fan_out = message.fan_out
 
 
 def _nack(message: Nack, wire: pb.Nack) -> None:

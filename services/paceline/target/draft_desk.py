@@ -28,7 +28,7 @@ from dataclasses import replace
 from paceline.config import RpcConfig
 from paceline.errors import RemoteProtocolError
 from paceline.protocol.link import LinkEvent, LinkState
-from paceline.protocol.lookahead import LonePolicy
+from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy
 from paceline.protocol.messages import (
     CloseReason,
     CloseSession,
@@ -42,15 +42,12 @@ from paceline.protocol.messages import (
     Verdict,
 )
 from paceline.protocol.target_session import Disposition
-from paceline.sampling.params import SamplingParams
 from paceline.target.breaker import BreakerState
 from paceline.target.draft_pool import DraftLink, DraftPool
+from paceline.target.open_len import max_open_len
 from paceline.target.sequence import Sequence
 
 _US = 1_000_000
-_OPEN_OVERHEAD_BYTES = 1024
-_TOKEN_BYTES = 5
-_BIAS_BYTES = 20
 MAX_DRAFT_US = _US
 # Prompt tokens for which a draft that has not said anything yet gets `rpc.stall_timeout_s` more.
 TOKENS_PER_STALL_TIMEOUT = 512
@@ -68,7 +65,7 @@ class DraftDesk:
     def __init__(
         self,
         sequences: dict[int, Sequence],
-        policy: LonePolicy,
+        policy: LookaheadPolicy,
         config: RpcConfig,
         max_draft_ahead: int,
     ) -> None:
@@ -171,6 +168,8 @@ class DraftDesk:
         session = sequence.session
         if session.link is not LinkState.LOST or not self._may_open(sequence, now_us):
             return
+        if not self._policy.grant(sequence.lookahead).draft_ahead:
+            return  # it is to rest
         link = self.pool.get(sequence.draft_id)
         if link is None or link.is_draining or link.breaker.state is BreakerState.DARK:
             self._detach_sequence(sequence, None)
@@ -181,6 +180,7 @@ class DraftDesk:
             self._assign(sequence, link_id)
         elif session.window_len:
             return  # it has just moved
+        sequence.allow(self._policy.grant(sequence.lookahead))
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
         sequence.arrivals.clear()  # the window that they describe is emptied
         message = session.reopen(link.hello.max_model_len)
@@ -191,12 +191,12 @@ class DraftDesk:
     def _may_open(self, sequence: Sequence, now_us: int) -> bool:
         """Whether any draft may be asked to serve the sequence now."""
         session = sequence.session
-        if not sequence.max_draft or session.epoch > self._config.max_reopens:
+        if not self._policy.ceiling(sequence.lookahead) or session.epoch > self._config.max_reopens:
             return False
         if now_us < sequence.next_open_us or session.committed_len + 1 >= session.end_len:
             return False
         # What is too long to travel goes on without a draft.
-        return session.committed_len <= self._max_open_len(session.sampling)
+        return session.committed_len <= max_open_len(self._config, session.sampling)
 
     def _choose(self, sequence: Sequence, now_us: int) -> int | None:
         session = sequence.session
@@ -210,15 +210,12 @@ class DraftDesk:
 
     def _assign(self, sequence: Sequence, link_id: int) -> None:
         sequence.draft_id = sequence.last_draft_id = link_id
+        link, session = self.pool.links()[link_id], sequence.session
+        sequence.lookahead.key = AcceptanceClass.of(
+            link.hello.model_id, session.mode, session.sampling.temperature
+        )
         if self.pool.assign(link_id, sequence.session.session_id):
             self.counts["probed"] += 1
-
-    def _max_open_len(self, sampling: SamplingParams) -> int:
-        """An OpenSession carries every token (5 bytes each at most) and must fit one message."""
-        overhead = _OPEN_OVERHEAD_BYTES + _BIAS_BYTES * len(sampling.logit_bias)
-        overhead += _TOKEN_BYTES * len(sampling.stop_token_ids)
-        room = (self._config.max_message_bytes - overhead) // _TOKEN_BYTES
-        return min(self._config.max_tokens_per_item, room)
 
     def close(self, sequence: Sequence) -> None:
         """The sequence has ended."""
@@ -244,11 +241,12 @@ class DraftDesk:
         if link is not None:
             sequence.barred_drafts.add(link.hello.replica_id)
 
-    def send_verdict(self, sequence: Sequence, verdict: Verdict) -> None:
-        """Tell the draft, unless the text has outgrown its context: then it has nothing more to
-        give, and its place and KV blocks are for others."""
-        if sequence.session.has_draft_room:
-            self.pool.send(sequence.draft_id, verdict, grants=True)
+    def send_verdict(self, sequence: Sequence, verdict: Verdict | None) -> None:
+        """Tell the draft (None: it rests and owes us nothing), unless the text has outgrown its
+        context: then it has nothing more to give, and its place and KV blocks are for others."""
+        if verdict is None or sequence.session.has_draft_room:
+            if verdict is not None:
+                self.pool.send(sequence.draft_id, verdict, grants=True)
             sequence.patience.grant(sequence.ready_us, _has_credit(sequence))
             return
         self.counts["outgrown"] += 1
@@ -324,9 +322,9 @@ class DraftDesk:
             if draft.draft_us:
                 # A peer's word, so bounded: no draft step of use takes longer than this.
                 draft_us = min(draft.draft_us, MAX_DRAFT_US)
-                self._policy.draft_token_us.update(draft_us / len(draft.token_ids))
+                self._policy.learn_draft_step(draft_us, len(draft.token_ids))
             if goes_on:
-                self._policy.arrival_us.update(since_last_us / len(draft.token_ids))
+                self._policy.learn_arrival(since_last_us, len(draft.token_ids))
         elif disposition is Disposition.GAP:
             nack = Nack(session.session_id, session.epoch, len(session.log))
             self.pool.send(sequence.draft_id, nack)

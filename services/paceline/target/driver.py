@@ -254,7 +254,7 @@ class TargetDriver:
                 messages = await stream.receive()
                 now_us = monotonic_us()
                 if stream.clock.rtt_us is not None:
-                    self.scheduler.policy.rtt_us.update(stream.clock.rtt_us)
+                    self.scheduler.policy.learn_rtt(stream.clock.rtt_us)
                 for message in messages:
                     desk.receive(link_id, message, now_us, _wire_us(stream, message, now_us))
                 self._flush()

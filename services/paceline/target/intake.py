@@ -12,6 +12,7 @@ from paceline.config import SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo
 from paceline.errors import ContextLengthError, RequestError
 from paceline.generation import GenerateRequest
+from paceline.protocol.lookahead import AcceptanceClass, SequenceLookahead
 from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.target_session import TargetSession
 from paceline.protocol.token_log import TokenLog
@@ -37,7 +38,7 @@ class Intake:
     ) -> None:
         self._info = info
         self._target = target
-        self._speculation = speculation
+        self.speculation = speculation
 
     def check(self, request: GenerateRequest) -> None:
         self._check_lengths(request)
@@ -128,7 +129,7 @@ class Intake:
                 raise RequestError(f"{name} must be >= 0, got {getattr(request, name)}", "logprobs")
         mode = request.speculation.mode
         if mode is not None and (mode is VerificationMode.GREEDY) != sampling.is_greedy:
-            fitting = VerificationMode.GREEDY if sampling.is_greedy else self._speculation.mode
+            fitting = VerificationMode.GREEDY if sampling.is_greedy else self.speculation.mode
             raise RequestError(
                 f"speculation.mode {mode} does not fit temperature {sampling.temperature};"
                 f" it would be {fitting}",
@@ -166,20 +167,26 @@ class Intake:
         log: TokenLog,
         output: tuple[int, ...],
     ) -> Sequence:
-        max_draft = self._max_draft(request)
+        mode = self._mode(request)
+        sampling = self._sampling(request, choice)
         session = TargetSession(
             session_id,
             request.prompt_token_ids,
-            sampling=self._sampling(request, choice),
-            mode=self._mode(request),
+            sampling=sampling,
+            mode=mode,
             max_tokens=request.max_tokens,
             max_len=self._info.max_model_len,
             stop_token_ids=frozenset(self._stop_ids(request)),
-            max_draft_ahead=self._max_draft_ahead(max_draft),
             log=log,
             output_token_ids=output,
         )
-        return Sequence(session, request, max_draft, choice)
+        wanted = request.speculation
+        lookahead = SequenceLookahead(
+            AcceptanceClass.of("", mode, sampling.temperature),
+            0 if wanted.method == "off" else wanted.max_tokens,
+            is_fixed=wanted.lookahead == "fixed",
+        )
+        return Sequence(session, request, lookahead, choice)
 
     def _stop_ids(self, request: GenerateRequest) -> tuple[int, ...]:
         """Whatever ends the sequence, each once, ascending."""
@@ -209,21 +216,7 @@ class Intake:
     def _mode(self, request: GenerateRequest) -> VerificationMode:
         if request.sampling.is_greedy:
             return VerificationMode.GREEDY
-        return request.speculation.mode or VerificationMode(self._speculation.mode)
-
-    def _max_draft(self, request: GenerateRequest) -> int:
-        if self._speculation.method == "off" or request.speculation.method == "off":
-            return 0
-        asked = request.speculation.max_tokens
-        wanted = self._speculation.num_speculative_tokens if asked is None else asked
-        return min(wanted, self._speculation.max_num_speculative_tokens)
-
-    def _max_draft_ahead(self, max_draft: int) -> int:
-        """Credit: what this pass verifies, its bonus, and what the next one could.
-
-        A proposal further ahead is a longer bet that no pass can use any sooner.
-        """
-        return min(self._speculation.max_draft_ahead, 2 * max_draft + 1)
+        return request.speculation.mode or VerificationMode(self.speculation.mode)
 
 
 def living_outputs(request: GenerateRequest) -> dict[int, tuple[int, ...]]:

@@ -9,43 +9,24 @@ its driver runs the engine and moves messages. Time is an argument (monotonic mi
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepResult
 from paceline.generation import GenerateRequest, RoundDelta
-from paceline.protocol.link import LinkState
-from paceline.protocol.lookahead import LonePolicy, WindowOutlook
+from paceline.protocol.lookahead import LookaheadPolicy, Window
 from paceline.target import endings
 from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
+from paceline.target.lone_hold import lone_hold
+from paceline.target.lookahead import lookahead_limits, pass_record
 from paceline.target.passes import Hold, PassEntry, PassPlan, make_entry
 from paceline.target.roster import Roster
 from paceline.target.sequence import PassTimes, Sequence
+from paceline.target.stats import SchedulerStats
 
 __all__ = ["Hold", "PassEntry", "PassPlan", "Scheduler", "SchedulerStats"]
-
-
-@dataclass
-class SchedulerStats:
-    """Counts since start. A round is one pass of one sequence that committed tokens;
-    `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead."""
-
-    num_passes: int = 0
-    num_rows: int = 0
-    num_rounds: int = 0
-    num_plain_rounds: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_committed_tokens: int = 0
-    num_holds: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_preemptions: int = 0
-    num_prefix_tokens: int = 0
-    num_queue_timeouts: int = 0
-    num_failed_passes: int = 0
 
 
 class Scheduler:
@@ -61,7 +42,7 @@ class Scheduler:
         self.info = info
         self.config = target
         self.speculation = speculation
-        self.policy = LonePolicy(int(speculation.max_lone_wait_ms * 1000))
+        self.policy = LookaheadPolicy(lookahead_limits(speculation))
         self.stats = SchedulerStats()
         self._intake = Intake(info, target, speculation)
         self._roster = Roster(info, target)
@@ -70,6 +51,8 @@ class Scheduler:
         self._next_session_id = 1
         # The last plan did not fit: the next has no proposals and nobody new.
         self._is_short = False
+        # When the last pass ended, None when there was nothing to do since.
+        self._busy_until_us: int | None = None
         # The last pass was one of a suspect alone: the next is for the others.
         self._is_others_turn = False
         self.drafts = DraftDesk(self._sequences, self.policy, rpc, speculation.max_draft_ahead)
@@ -101,7 +84,10 @@ class Scheduler:
         # Before anything is built: that takes milliseconds for a long prompt.
         self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
         first_session_id = self._next_session_id
-        self._roster.enqueue(self._intake.sequences(request, first_session_id, now_us))
+        group = self._intake.sequences(request, first_session_id, now_us)
+        for sequence in group:
+            self.policy.add(sequence.lookahead)
+        self._roster.enqueue(group)
         self._next_session_id += request.n
         self._admit(now_us)
         return first_session_id
@@ -128,6 +114,12 @@ class Scheduler:
             self._retire(session_id)
         return [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
 
+    def set_speculation(self, speculation: SpeculationConfig) -> None:
+        """The configuration has changed; requests in progress follow."""
+        self.speculation = speculation
+        self._intake.speculation = speculation
+        self.policy.set_limits(lookahead_limits(speculation))
+
     def take_released(self) -> list[int]:
         """Engine sequences to free, before the next pass."""
         return self._roster.take_released()
@@ -153,6 +145,7 @@ class Scheduler:
         self._admit(now_us)
         self.drafts.maintain(self._running, now_us)
         if not self._running:
+            self._busy_until_us = None
             return Hold(None)
         until_us = self._lone_hold(now_us)
         if until_us is not None:
@@ -184,28 +177,9 @@ class Scheduler:
         if len(self._running) != 1 or self.num_waiting or self._is_short:
             return None
         sequence = self._sequences[self._running[0]]
-        session = sequence.session
-        streaming = session.link is LinkState.STREAMING
-        if not (sequence.is_decoding and sequence.max_draft and streaming):
-            return None
-        have = session.window_len
-        if sequence.hold_until_us:
-            if have > sequence.hold_have:
-                self.policy.record_wait(hit=True)
-            elif now_us >= sequence.hold_until_us:
-                self.policy.record_wait(hit=False)
-                return None
-        want = min(sequence.max_draft, session.limit_position - session.committed_len)
-        # Nothing here after a flush: the draft must hear our last verdict before it can go on.
-        is_due = session.is_flushed and have == 0
-        since_us = sequence.ready_us if is_due else sequence.last_arrival_us or sequence.ready_us
-        outlook = WindowOutlook(have, want, since_us, is_due)
-        until_us = self.policy.wait_until(outlook, sequence.acceptance.rate, now_us)
-        until_us = min(until_us, sequence.ready_us + self.policy.max_wait_us)
-        if until_us <= now_us:
-            return None
-        self.stats.num_holds += not sequence.hold_until_us
-        sequence.hold_until_us, sequence.hold_have = until_us, have
+        was_held = bool(sequence.hold_until_us)
+        until_us = lone_hold(sequence, self.policy.lone, now_us)
+        self.stats.num_holds += until_us is not None and not was_held
         return until_us
 
     def _decode_entries(
@@ -216,18 +190,21 @@ class Scheduler:
         Scarce rows are shared evenly, the odd ones in turn: who came first has no more claim.
         """
         rows_left = self.config.max_rows_per_pass - len(decoding)
-        draft_rows = 0 if self._is_short else rows_left - _prefill_share(missing, rows_left)
+        num_prefill = _prefill_share(missing, rows_left)
+        draft_rows = 0 if self._is_short else rows_left - num_prefill
         free_blocks = self._roster.num_free_blocks
-        drafts: dict[int, tuple[int, ...]] = {}
         first = self.stats.num_passes % max(1, len(decoding))
-        for num_served, sequence in enumerate((*decoding[first:], *decoding[:first])):
-            share = -(-draft_rows // (len(decoding) - num_served))
+        in_turn = (*decoding[first:], *decoding[:first])
+        windows = [
+            Window(s.lookahead, 0 if s.is_suspect else s.session.window_len) for s in in_turn
+        ]
+        limits = self.policy.plan(windows, num_prefill, draft_rows)
+        drafts: dict[int, tuple[int, ...]] = {}
+        for sequence, limit in zip(in_turn, limits, strict=True):
             room = self._roster.room(sequence, free_blocks)
-            limit = 0 if sequence.is_suspect else min(sequence.max_draft, share, room)
-            draft = sequence.session.begin_verify(limit)
+            draft = sequence.session.begin_verify(min(limit, room))
             drafts[sequence.session.session_id] = draft
             free_blocks -= self._roster.num_new_blocks(sequence, len(draft))
-            draft_rows -= len(draft)
             rows_left -= len(draft)
         entries = [
             self._entry(s, s.session.committed_len - 1, None, drafts[s.session.session_id])
@@ -266,13 +243,13 @@ class Scheduler:
         self.stats.num_passes += 1
         self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
-        if not plan.has_prefill:
-            self.policy.pass_us.update(times.ended_us - times.started_us)
+        num_before, num_rows = self.stats.num_committed_tokens, []
         deltas = []
         for entry, result in zip(plan.entries, results, strict=True):
             sequence = self._sequences[entry.session_id]
             sequence.learn(result, entry.cached_len(result))
-            self.stats.num_rows += entry.num_computed(result)
+            num_rows.append(entry.num_computed(result))
+            self.stats.num_rows += num_rows[-1]
             self.stats.num_prefix_tokens += result.num_prefix_tokens
             if sequence.is_aborted:
                 self._retire(entry.session_id)
@@ -281,23 +258,33 @@ class Scheduler:
             else:
                 sequence.session.cancel_verify()  # a prefill that has not got to the end
         self._admit(times.ended_us)
+        num_committed = self.stats.num_committed_tokens - num_before
+        idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
+        self._busy_until_us = times.ended_us
+        self.policy.end_pass(pass_record(plan, num_rows, num_committed, times, idle_us))
         return deltas
 
     def _commit(self, entry: PassEntry, result: StepResult, times: PassTimes) -> RoundDelta:
         sequence = self._sequences[entry.session_id]
         session = sequence.session
         start = session.committed_len
-        step = session.end_verify(entry.acceptance(result))
+        acceptance = entry.acceptance(result)
+        num_draft, num_accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
+        self.policy.end_round(sequence.lookahead, num_draft, num_accepted)
+        if session.is_attached:
+            sequence.allow(self.policy.grant(sequence.lookahead))
+        step = session.end_verify(acceptance)
         delta = step.delta
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
-        sequence.acceptance.update(delta.num_draft_tokens, delta.num_accepted_tokens)
         self._count(delta.num_draft_tokens, delta.num_accepted_tokens, len(delta.token_ids))
-        if step.verdict is not None and not session.is_finished:
-            verify_us = times.ended_us - times.started_us
-            self.drafts.send_verdict(sequence, replace(step.verdict, verify_us=verify_us))
+        if session.is_attached and not session.is_finished:
+            verdict = step.verdict
+            if verdict is not None:
+                verdict = replace(verdict, verify_us=times.ended_us - times.started_us)
+            self.drafts.send_verdict(sequence, verdict)
         round_delta = sequence.to_round(delta, start, times, result.logprobs)
         if session.is_finished:
             self.stats.num_finished += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.base import StepResult
 from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
-from paceline.protocol.lookahead import AcceptanceEstimate
+from paceline.protocol.lookahead import Grant, SequenceLookahead
 from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession, TokenDelta
 from paceline.target.patience import Patience
@@ -35,7 +35,7 @@ class PassTimes:
 
 @dataclass(slots=True)
 class Sequence:
-    """`max_draft` is the K cap in force (0 = drafting off).
+    """`lookahead` is the policy's: the K in force and what it knows of this sequence.
 
     `leader` is the first choice that runs, for the others of its request: `num_shared_tokens` of
     the prompt's KV can be had from the prefix cache as soon as it has computed them.
@@ -43,11 +43,10 @@ class Sequence:
 
     session: TargetSession
     request: GenerateRequest
-    max_draft: int
+    lookahead: SequenceLookahead
     choice: int = 0
     leader: Sequence | None = None
     num_shared_tokens: int = 0
-    acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
     # Tokens whose KV the engine holds for exactly this sequence's tokens.
     cached_len: int = 0
     is_running: bool = False
@@ -100,6 +99,11 @@ class Sequence:
             and leader.is_running
             and leader.session.round == 0
         )
+
+    def allow(self, grant: Grant) -> None:
+        """How far its draft may run, from the next open or verdict on."""
+        self.session.max_draft_ahead = grant.draft_ahead
+        self.session.fan_out = grant.fan_out
 
     def unscored_prompt(self, start: int) -> tuple[int, ...]:
         """Prompt tokens that rows from `start` on predict and whose logprobs are still due."""
@@ -161,7 +165,7 @@ class Sequence:
             origins=delta.origins,
             num_draft_tokens=delta.num_draft_tokens,
             num_accepted_tokens=delta.num_accepted_tokens,
-            num_speculative_tokens=self.max_draft,
+            num_speculative_tokens=max(self.lookahead.cap, delta.num_draft_tokens),
             draft_ms=sum(a.draft_us for a in used) / 1000.0,
             wire_ms=(used[-1].wire_us if used else 0) / 1000.0,
             queue_ms=max(0, times.started_us - used[-1].arrived_us) / 1000.0 if used else 0.0,

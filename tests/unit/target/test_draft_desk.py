@@ -233,7 +233,7 @@ class TestProposals:
         rig.desk.receive(1, draft(rig, 10, 11, draft_us=50), 5)
         rig.desk.receive(1, draft(rig, 10, 11, start=3, draft_us=5000), 5)
         rig.desk.receive(1, draft(rig, 12), 5)
-        assert rig.scheduler.policy.draft_token_us.value == 25
+        assert rig.scheduler.policy.lone.draft_token_us.value == 25
 
     @pytest.mark.parametrize("who", ["unknown sequence", "another draft's"])
     def test_of_nobody(self, make_rig, who):
@@ -269,7 +269,7 @@ def test_an_absurd_draft_time_is_bounded(make_rig):
     context = session.log.hash_at(start)
     draft = DraftTokens(1, session.epoch, start, context, (1,), session.round, draft_us=2**53)
     rig.desk.receive(1, draft, 0)
-    assert rig.scheduler.policy.draft_token_us.value == SECOND
+    assert rig.scheduler.policy.lone.draft_token_us.value == SECOND
 
 
 @pytest.mark.parametrize(("num_biases", "is_opened"), [(0, True), (1000, False)])

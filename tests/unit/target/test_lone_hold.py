@@ -15,7 +15,7 @@ PROMPT = (1, 2, 3)
 
 
 def costs(rig, *, pass_us=10 * MS, token_us=1 * MS, rtt_us=None):
-    policy = rig.scheduler.policy
+    policy = rig.scheduler.policy.lone
     policy.pass_us.value, policy.draft_token_us.value = pass_us, token_us
     policy.rtt_us.value, policy.arrival_us.value = rtt_us, None
 
@@ -79,7 +79,8 @@ class TestHolds:
         rig.step()
         costs(rig, rtt_us=50 * MS)
         sequence = rig.scheduler._sequences[1]
-        sequence.acceptance.accepted, sequence.acceptance.rejected = 0.0, 0.0
+        posterior = sequence.lookahead.posterior
+        posterior.accepted, posterior.rejected = 0.0, 0.0
         # Drafting since 1000, now 1500: the third is due at 2000, the fourth at 3000.
         # 14.123 / 1.02 > 12.020 + 1.5 > 12.886 + .5: one more.
         assert rig.scheduler.plan(1500) == Hold(1500 + 625 + 200)
@@ -105,18 +106,18 @@ class TestEndOfAHold:
         assert rig.scheduler.plan(500) == Hold(5075)
         # Woken early for nothing: two should be here, the third is 0.5 ms away.
         assert rig.scheduler.plan(3500) == Hold(3500 + 625 + 200)
-        assert rig.scheduler.policy._hit_rate == 1.0
+        assert rig.scheduler.policy.lone._hit_rate == 1.0
         plan = rig.scheduler.plan(4325)
         assert plan.entries[0].draft_token_ids == ()
-        assert rig.scheduler.policy._hit_rate == pytest.approx(0.8)
+        assert rig.scheduler.policy.lone._hit_rate == pytest.approx(0.8)
 
     def test_by_arrival(self, make_rig):
         rig = lone(make_rig)
-        rig.scheduler.policy._hit_rate = 0.5
+        rig.scheduler.policy.lone._hit_rate = 0.5
         rig.scheduler.plan(500)
         arrive(rig, 4, 2000)
         assert isinstance(rig.scheduler.plan(2000), PassPlan)
-        assert rig.scheduler.policy._hit_rate == pytest.approx(0.6)
+        assert rig.scheduler.policy.lone._hit_rate == pytest.approx(0.6)
 
     def test_by_another_request(self, make_rig):
         rig = lone(make_rig)
@@ -231,18 +232,18 @@ class TestMeasuredCosts:
         rig = make_rig()
         rig.add(PROMPT, 60)
         rig.step()
-        assert rig.scheduler.policy.pass_us.value is None
+        assert rig.scheduler.policy.lone.pass_us.value is None
         rig.step()
-        assert rig.scheduler.policy.pass_us.value == 500
+        assert rig.scheduler.policy.lone.pass_us.value == 500
 
     def test_a_mixed_pass_neither(self, make_rig):
         rig = make_rig()
         rig.add((1,), 60)
         rig.step()
-        rig.scheduler.policy.pass_us.value = 7
+        rig.scheduler.policy.lone.pass_us.value = 7
         rig.add(PROMPT, 60)
         rig.step()
-        assert rig.scheduler.policy.pass_us.value == 7
+        assert rig.scheduler.policy.lone.pass_us.value == 7
 
     def test_a_verify_pass_does(self, make_rig):
         rig = make_rig()
@@ -250,9 +251,9 @@ class TestMeasuredCosts:
         rig.add((1,), 60)
         rig.step()
         rig.draft(4)
-        rig.scheduler.policy.pass_us.value = 1000
+        rig.scheduler.policy.lone.pass_us.value = 1000
         rig.step()
-        assert rig.scheduler.policy.pass_us.value == pytest.approx(900)
+        assert rig.scheduler.policy.lone.pass_us.value == pytest.approx(900)
 
     def test_draft_time_per_token(self, make_rig):
         """The toy draft charges 100 us a pass."""
@@ -260,11 +261,11 @@ class TestMeasuredCosts:
         rig.add_draft(1)
         rig.add((1,), 60)
         rig.draft(1)
-        assert rig.scheduler.policy.draft_token_us.value == 100
+        assert rig.scheduler.policy.lone.draft_token_us.value == 100
 
     def test_how_far_apart_arrivals_are(self, make_rig):
         rig = lone(make_rig)
-        arrival = rig.scheduler.policy.arrival_us
+        arrival = rig.scheduler.policy.lone.arrival_us
         rig.now = 1000
         rig.draft(1)
         assert arrival.value is None, "the first of a window: before it was a round trip"
@@ -281,7 +282,7 @@ class TestMeasuredCosts:
         rig.now = 1400
         rig.drafts[1].run_pass()
         rig.draft(1)
-        assert rig.scheduler.policy.arrival_us.value == pytest.approx(200)
+        assert rig.scheduler.policy.lone.arrival_us.value == pytest.approx(200)
 
     def test_a_pause_for_lack_of_credit_is_no_spacing(self, make_rig):
         """9 are here (2 K + 1), the draft must wait for the next verdict; then it goes on."""
@@ -291,10 +292,10 @@ class TestMeasuredCosts:
         assert rig.scheduler._sequences[1].session.window_len == 9 - 5
         rig.now = 9000
         rig.draft(1)
-        assert rig.scheduler.policy.arrival_us.value is None
+        assert rig.scheduler.policy.lone.arrival_us.value is None
         rig.now = 9200
         rig.draft(1)
-        assert rig.scheduler.policy.arrival_us.value == 200
+        assert rig.scheduler.policy.lone.arrival_us.value == 200
 
     def test_a_flush_is_no_spacing(self, make_rig):
         """A wrong token arrives after the pass has ended and before its result is applied."""
@@ -314,7 +315,7 @@ class TestMeasuredCosts:
         rig.now = 9000
         rig.draft(1)
         assert sequence.session.window_len == 1
-        assert rig.scheduler.policy.arrival_us.value is None
+        assert rig.scheduler.policy.lone.arrival_us.value is None
 
 
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])

@@ -173,8 +173,8 @@ class TestProposalsGoFirst:
         rig.draft(1)
         plan = rig.scheduler.plan(rig.now)
         rig.scheduler.make_room(plan)
-        rig.scheduler.policy.pass_us.value = 10_000
-        rig.scheduler.policy.draft_token_us.value = 100
+        rig.scheduler.policy.lone.pass_us.value = 10_000
+        rig.scheduler.policy.lone.draft_token_us.value = 100
         assert not isinstance(rig.scheduler.plan(rig.now), Hold)
 
 

@@ -336,7 +336,8 @@ def test_credit_is_what_two_passes_could_use(make_rig, draft_tokens, ahead):
     """2 K + 1 positions, or `max_draft_ahead` (16) where that is less."""
     rig = make_rig()
     request = rig.request(max_tokens=100)
-    asked = SpeculationRequest("model", draft_tokens)
+    asked = SpeculationRequest("model", draft_tokens, lookahead="fixed")
+    rig.add_draft(1)
     rig.scheduler.add(dataclasses.replace(request, speculation=asked), 0)
     session = rig.scheduler._sequences[1].session
     assert session.limit_position - session.committed_len == ahead

@@ -1,6 +1,7 @@
 """Where the time of a round went: which arrivals a pass used."""
 
 from paceline.generation import GenerateRequest
+from paceline.protocol.lookahead import AcceptanceClass, SequenceLookahead
 from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession
 from paceline.sampling.acceptance import accept_matching
@@ -16,7 +17,8 @@ def make():
         1, (1, 2, 3), sampling=GREEDY, mode=VerificationMode.GREEDY, max_tokens=50, max_len=100
     )
     session.reopen()
-    return Sequence(session, GenerateRequest("r", (1, 2, 3), 50, GREEDY), 4)
+    lookahead = SequenceLookahead(AcceptanceClass.of("", session.mode, 0.0), cap=4)
+    return Sequence(session, GenerateRequest("r", (1, 2, 3), 50, GREEDY), lookahead)
 
 
 def arrive(sequence, *token_ids, now_us, wire_us=0, draft_us=0):

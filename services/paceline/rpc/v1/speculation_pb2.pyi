@@ -175,7 +175,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position", "cache_salt")
+    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position", "cache_salt", "fan_out")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class OpenSession(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     LIMIT_POSITION_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     prompt_len: int
@@ -192,7 +193,8 @@ class OpenSession(_message.Message):
     mode: VerificationMode
     limit_position: int
     cache_salt: int
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ..., cache_salt: _Optional[int] = ...) -> None: ...
+    fan_out: int
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ..., cache_salt: _Optional[int] = ..., fan_out: _Optional[int] = ...) -> None: ...
 
 class OpenSessionBatch(_message.Message):
     __slots__ = ("items",)
@@ -253,7 +255,7 @@ class DraftTokensBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[DraftTokens, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us", "has_rejection")
+    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us", "has_rejection", "fan_out")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,7 @@ class Verdict(_message.Message):
     QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
     HAS_REJECTION_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     start: int
@@ -276,7 +279,8 @@ class Verdict(_message.Message):
     queue_us: int
     verify_us: int
     has_rejection: bool
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., has_rejection: _Optional[bool] = ...) -> None: ...
+    fan_out: int
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., has_rejection: _Optional[bool] = ..., fan_out: _Optional[int] = ...) -> None: ...
 
 class VerdictBatch(_message.Message):
     __slots__ = ("items",)

@@ -6,7 +6,7 @@ A wait must shorten the chain by more than 2 %. Times in ms; the pass takes 10 u
 
 import pytest
 
-from paceline.protocol.lookahead import (
+from paceline.protocol.lone_wait import (
     AcceptanceEstimate,
     Average,
     LonePolicy,

@@ -1,0 +1,60 @@
+"""What may change while a deployment runs: `user_config` of TargetReplica and Controller in a
+Serve YAML (`serve deploy` again; no replica restarts).
+
+A field that is not given keeps the value of `args`. Unknown keys fail, as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from paceline.config.replicas import ControllerConfig
+from paceline.config.section import Section
+from paceline.config.speculation import SpeculationConfig
+
+
+class LiveTargetConfig(Section):
+    """`user_config` of TargetReplica. What it says of K holds for requests in progress too."""
+
+    method: Literal["model", "off"] | None = Field(None, description="speculation.method")
+    lookahead: Literal["adaptive", "fixed"] | None = Field(
+        None, description="speculation.lookahead"
+    )
+    num_speculative_tokens: int | None = Field(
+        None, ge=1, le=64, description="speculation.num_speculative_tokens"
+    )
+    max_num_speculative_tokens: int | None = Field(
+        None, ge=1, le=64, description="speculation.max_num_speculative_tokens"
+    )
+    max_draft_ahead: int | None = Field(
+        None, ge=1, le=256, description="speculation.max_draft_ahead"
+    )
+    max_fan_out: int | None = Field(None, ge=0, le=4, description="speculation.max_fan_out")
+    max_lone_wait_ms: float | None = Field(
+        None, ge=0.0, le=1000.0, description="speculation.max_lone_wait_ms"
+    )
+
+    def apply(self, base: SpeculationConfig) -> SpeculationConfig:
+        """`base` with what is given here; raises what a bad combination raises."""
+        return SpeculationConfig(**{**base.model_dump(), **_given(self)})
+
+
+class LiveControllerConfig(Section):
+    """`user_config` of Controller."""
+
+    targets_per_draft: int | None = Field(None, ge=1, description="controller.targets_per_draft")
+    drafts_per_target: int | None = Field(
+        None, ge=1, le=64, description="controller.drafts_per_target"
+    )
+    max_draft_utilization: float | None = Field(
+        None, gt=0.0, le=1.0, description="controller.max_draft_utilization"
+    )
+
+    def apply(self, base: ControllerConfig) -> ControllerConfig:
+        return ControllerConfig(**{**base.model_dump(), **_given(self)})
+
+
+def _given(section: Section) -> dict[str, Any]:
+    return {name: value for name, value in section if value is not None}

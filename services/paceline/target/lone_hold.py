@@ -1,0 +1,33 @@
+"""The bounded wait of a lone sequence for its draft: every other pass starts at once. Pure."""
+
+from __future__ import annotations
+
+from paceline.protocol.link import LinkState
+from paceline.protocol.lone_wait import LonePolicy, WindowOutlook
+from paceline.target.sequence import Sequence
+
+
+def lone_hold(sequence: Sequence, policy: LonePolicy, now_us: int) -> int | None:
+    """Until when the pass of the only sequence waits; None: it starts now."""
+    session = sequence.session
+    streaming = session.link is LinkState.STREAMING
+    if not (sequence.is_decoding and sequence.lookahead.cap and streaming):
+        return None
+    have = session.window_len
+    if sequence.hold_until_us:
+        if have > sequence.hold_have:
+            policy.record_wait(hit=True)
+        elif now_us >= sequence.hold_until_us:
+            policy.record_wait(hit=False)
+            return None
+    want = min(sequence.lookahead.cap, session.limit_position - session.committed_len)
+    # Nothing here after a flush: the draft must hear our last verdict before it can go on.
+    is_due = session.is_flushed and have == 0
+    since_us = sequence.ready_us if is_due else sequence.last_arrival_us or sequence.ready_us
+    outlook = WindowOutlook(have, want, since_us, is_due)
+    until_us = policy.wait_until(outlook, sequence.lookahead.posterior.rate, now_us)
+    until_us = min(until_us, sequence.ready_us + policy.max_wait_us)
+    if until_us <= now_us:
+        return None
+    sequence.hold_until_us, sequence.hold_have = until_us, have
+    return until_us

@@ -1,0 +1,45 @@
+"""Translations for the lookahead policy: the configuration, and what a pass was. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.config import SpeculationConfig
+from paceline.protocol.lookahead import LookaheadLimits, PassRecord
+from paceline.target.passes import PassPlan
+from paceline.target.sequence import PassTimes
+
+
+def lookahead_limits(speculation: SpeculationConfig) -> LookaheadLimits:
+    """The policy's view of the configuration."""
+    is_off = speculation.method == "off"
+    return LookaheadLimits(
+        is_adaptive=speculation.lookahead == "adaptive",
+        num_speculative_tokens=speculation.num_speculative_tokens,
+        max_num_speculative_tokens=0 if is_off else speculation.max_num_speculative_tokens,
+        max_draft_ahead=speculation.max_draft_ahead,
+        max_fan_out=speculation.max_fan_out,
+        max_lone_wait_us=int(speculation.max_lone_wait_ms * 1000),
+    )
+
+
+def pass_record(
+    plan: PassPlan,
+    num_rows: Sequence[int],
+    num_committed: int,
+    times: PassTimes,
+    idle_us: int | None,
+) -> PassRecord:
+    """`num_rows` has the rows that were computed, one number per entry."""
+    decoding = [entry for entry in plan.entries if not entry.is_prefill]
+    pairs = zip(plan.entries, num_rows, strict=True)
+    return PassRecord(
+        num_sequences=len(decoding),
+        num_rows=sum(num_rows),
+        num_prefill_rows=sum(rows for entry, rows in pairs if entry.is_prefill),
+        num_draft_tokens=sum(len(entry.draft_token_ids) for entry in decoding),
+        num_committed=num_committed,
+        started_us=times.started_us,
+        ended_us=times.ended_us,
+        idle_us=idle_us,
+    )
