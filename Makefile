@@ -29,7 +29,7 @@ models: $(STAMP) ## download and convert the demo models into the cache folder
 
 # Two processes: Ray forks its daemons, and a fork is not safe beside the gRPC threads of other tests.
 test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest -m "not serve"
+	@$(BIN)/python -m pytest -n 2 -m "not serve"
 	@$(BIN)/python -m pytest -m serve
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf
@@ -45,9 +45,8 @@ protos: $(STAMP) ## regenerate services/paceline/rpc/v1 from protos/
 		--python_out=services --pyi_out=services --grpc_python_out=services \
 		--mypy_grpc_out=services $(PROTO)
 
-bench: ## not built yet (issue 5)
-	@echo "make bench: the load and orchestration benchmarks are not built yet; issue 5 brings them." >&2
-	@exit 2
+bench: $(STAMP) ## the orchestration benchmark: four schemes, their ceilings, tables and plots (~20 min)
+	@$(BIN)/paceline bench orchestration --json out/orchestration.json
 
 chaos: $(STAMP) ## break a real cluster in every listed way and print what clients saw (~15 min)
 	@$(BIN)/python -m chaos --scenario all --seed $(SEED) --seeds 3

@@ -8,7 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__, models
+from paceline.cli.bench_live import bench_live
+from paceline.cli.bench_orchestration import bench_orchestration
 from paceline.cli.console import err, out, print_error, progress_display
+from paceline.cli.explain import explain
+from paceline.cli.simulate import simulate
 from paceline.errors import PacelineError
 
 EXIT_FAILED = 1
@@ -40,6 +44,12 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Download, list and check the demo models.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+bench_app = typer.Typer(help="Benchmarks.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+bench_app.command("orchestration")(bench_orchestration)
+bench_app.command("live")(bench_live)
+app.command()(simulate)
+app.command()(explain)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: the file's.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")]

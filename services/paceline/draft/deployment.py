@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
+from paceline.draft.autoscaling_stats import autoscaling_stats
 from paceline.draft.driver import DraftDriver
 from paceline.rank_actors import load_replica_engine
 
@@ -78,6 +79,10 @@ class DraftReplica:
             "num_engine_blocks_used": info.num_blocks
             - await self._driver.worker.free_blocks(check=check),
         }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For Serve, which asks in every metrics interval."""
+        return autoscaling_stats(self._driver)
 
     async def check_health(self) -> None:
         self._engine.check_health()  # first: what it raises replaces this replica at once

@@ -17,6 +17,7 @@ from paceline.controller_client import HeartbeatLoop
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.rank_actors import load_replica_engine
+from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 
 logger = logging.getLogger("ray.serve")
@@ -114,6 +115,10 @@ class TargetReplica:
             "num_engine_blocks_used": scheduler.info.num_blocks
             - await self._driver.worker.free_blocks(check=check),
         }
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For Serve, which asks in every metrics interval."""
+        return autoscaling_stats(self._driver)
 
     async def check_health(self) -> None:
         self._engine.check_health()  # first: what it raises replaces this replica at once

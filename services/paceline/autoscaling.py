@@ -1,0 +1,1 @@
+"""Serve autoscaling policies for targets and drafts; imported by Serve's controller."""

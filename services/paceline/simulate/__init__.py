@@ -1,0 +1,1 @@
+"""A fleet in an event simulator: what `paceline simulate` runs."""
