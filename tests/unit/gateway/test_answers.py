@@ -223,7 +223,9 @@ async def test_request_reaches_the_target_as_asked(harness: Any, round_of: Round
     harness.targets.script = [round_of("x", "length")]
     await harness.complete(
         "abc", temperature=0.5, top_p=0.9, top_k=7, seed=-1, max_tokens=5, ignore_eos=True,
-        speculation={"method": "off", "max_tokens": 3, "mode": "coupled"},
+        speculation={
+            "method": "off", "max_tokens": 3, "mode": "coupled", "lookahead": "fixed",
+        },
     )  # fmt: skip
     await harness.complete("abc", temperature=0, top_k=-1, seed=None, max_tokens=None)
     asked, default = harness.targets.requests
@@ -231,7 +233,7 @@ async def test_request_reaches_the_target_as_asked(harness: Any, round_of: Round
     assert asked.prompt_token_ids == (97, 98, 99)
     assert asked.max_tokens == 5
     assert asked.sampling == SamplingParams(0.5, 0.9, 7, 2**64 - 1)
-    assert asked.speculation == SpeculationRequest("off", 3, VerificationMode.COUPLED)
+    assert asked.speculation == SpeculationRequest("off", 3, VerificationMode.COUPLED, "fixed")
     assert asked.ignore_eos
     assert default.max_tokens == 16
     assert default.sampling == SamplingParams(0.0, 1.0, 0, 77)

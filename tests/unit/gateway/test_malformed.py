@@ -147,6 +147,7 @@ BODIES: list[tuple[str, Any, str | None, str]] = [
     (TEXT, text(speculation={"method": "eagle"}), "speculation.method", "invalid_value"),
     (TEXT, text(speculation={"max_tokens": -1}), "speculation.max_tokens", "invalid_value"),
     (TEXT, text(speculation={"mode": "lossy"}), "speculation.mode", "invalid_value"),
+    (TEXT, text(speculation={"lookahead": 4}), "speculation.lookahead", "invalid_value"),
     (TEXT, text(speculation={"mode": "greedy"}), "speculation.mode", "invalid_value"),
     *(
         (CHAT, chat(speculation={"mode": mode}, temperature=0), "speculation.mode",
