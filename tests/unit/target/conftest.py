@@ -57,7 +57,9 @@ class Rig:
         self.scheduler = Scheduler(
             info,
             TargetConfig(**(target or {})),
-            SpeculationConfig(**{"max_lone_wait_ms": 0.0, **(speculation or {})}),
+            SpeculationConfig(
+                **{"lookahead": "fixed", "max_lone_wait_ms": 0.0, **(speculation or {})}
+            ),
             RpcConfig(**(rpc or {})),
         )
         self.desk = self.scheduler.drafts
