@@ -5,13 +5,17 @@
 
 from dataclasses import dataclass
 
-from chaos import planted_protocol, planted_recovery
+from chaos import planted_branches, planted_protocol, planted_recovery
 from paceline.testing.draw import draw_scenario
 from paceline.testing.shrink import broken_rule
 from paceline.testing.world import Parts
 
 MAX_SEEDS = 2_000
-BUGS: dict[str, Parts] = {**planted_protocol.BUGS, **planted_recovery.BUGS}
+BUGS: dict[str, Parts] = {
+    **planted_protocol.BUGS,
+    **planted_branches.BUGS,
+    **planted_recovery.BUGS,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,45 +50,45 @@ class KeepsSessionsOfLostLinks(DraftTable):
 
 
 class TargetTakesStaleEpoch(TargetSession):
-    def receive_draft(self, draft):
-        return super().receive_draft(replace(draft, epoch=self.epoch))
+    def receive_draft(self, draft, note=None):
+        return super().receive_draft(replace(draft, epoch=self.epoch), note)
 
 
 class ChecksNoContext(TargetSession):
-    def receive_draft(self, draft):
+    def receive_draft(self, draft, note=None):
         if draft.start <= len(self.log):
             draft = replace(draft, context_hash=self.log.hash_at(draft.start))
-        return super().receive_draft(draft)
+        return super().receive_draft(draft, note)
 
 
 class ClosesGaps(TargetSession):
     """A proposal behind a gap is taken for the next one."""
 
-    def receive_draft(self, draft):
+    def receive_draft(self, draft, note=None):
         if draft.start > len(self.log):
             here = len(self.log)
             draft = replace(draft, start=here, context_hash=self.log.hash_at(here))
-        return super().receive_draft(draft)
+        return super().receive_draft(draft, note)
 
 
 class TakesDuplicatesTwice(TargetSession):
-    def receive_draft(self, draft):
-        disposition = super().receive_draft(draft)
+    def receive_draft(self, draft, note=None):
+        disposition = super().receive_draft(draft, note)
         if disposition == "duplicate" and self._granted_limit > len(self.log):
             self.log.extend(draft.token_ids[:1])
         return disposition
 
 
 class WindowIgnoresCredit(TargetSession):
-    def receive_draft(self, draft):
+    def receive_draft(self, draft, note=None):
         self._granted_limit += 100
-        return super().receive_draft(draft)
+        return super().receive_draft(draft, note)
 
 
 class CommitsARejectedToken(TargetSession):
-    def end_verify(self, acceptance):
+    def commit(self, acceptance):
         num = min(acceptance.num_accepted_tokens + 1, len(self._verifying))
-        return super().end_verify(Acceptance(num, acceptance.next_token_id))
+        return super().commit(Acceptance(num, acceptance.next_token_id))
 
 
 class ForgetsEos(TargetSession):
@@ -179,17 +179,17 @@ class EveryChoiceScoresThePrompt(Scheduler):
 class ScoresThePromptAgain(Scheduler):
     """Prompt log-probabilities come with the second delta, too."""
 
-    def _commit(self, entry, result, times):
-        sequence = self._sequences[entry.session_id]
+    def _tell(self, told):
+        sequence = told.sequence
         collected = list(sequence.prompt_logprobs)
-        delta = super()._commit(entry, result, times)
+        delta = super()._tell(told)
         sequence.prompt_logprobs += collected
         return delta
 
 
 class DropsLogprobsOfAcceptedTokens(Scheduler):
-    def _commit(self, entry, result, times):
-        delta = super()._commit(entry, result, times)
+    def _tell(self, told):
+        delta = super()._tell(told)
         return replace(delta, logprobs=delta.logprobs[delta.num_accepted_tokens :])
 
 
@@ -212,9 +212,9 @@ class PrefillsWithoutABound(Scheduler):
 class TakesPrefillsForFinished(Scheduler):
     """A prefill that ran out of rows counts as done."""
 
-    def end_pass(self, plan, results, times, num_free_blocks):
+    def commit_pass(self, plan, results, times, num_free_blocks):
         results = [replace(result, cached_len=None) for result in results]
-        return super().end_pass(plan, results, times, num_free_blocks)
+        return super().commit_pass(plan, results, times, num_free_blocks)
 
 
 class VerifiesWithOldNoise(Scheduler):

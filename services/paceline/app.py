@@ -32,7 +32,7 @@ def build_app(config: AppConfig) -> Application:
         graceful_shutdown_timeout_s=30,
         **_HEALTH,
     )(TargetReplica).bind(config, controller)
-    bound = [controller]
+    bound = []
     if config.speculation.method != "off":
         # The gateway never calls it: it is bound so that Serve deploys it with the application.
         draft = serve.deployment(
@@ -47,5 +47,6 @@ def build_app(config: AppConfig) -> Application:
         config.target.model.source,
         config.target.model.max_model_len,
         target,
+        controller,
         *bound,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -29,9 +30,14 @@ class HeartbeatLoop:
         self._goodbye = goodbye
         self._task: asyncio.Task[None] | None = None
         self._is_failing = False
+        self._hurried = asyncio.Event()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="paceline-heartbeats")
+
+    def hurry(self) -> None:
+        """There is news: the next beat comes now."""
+        self._hurried.set()
 
     async def stop(self) -> None:
         """No more beats, and an orderly goodbye: nobody waits for this replica's timeout."""
@@ -56,4 +62,7 @@ class HeartbeatLoop:
                 if not self._is_failing:
                     logger.warning("no answer from the controller: %r", error)
                 self._is_failing = True
-            await asyncio.sleep(self._interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._hurried.wait()
+            self._hurried.clear()

@@ -125,7 +125,7 @@ def draw_law(draw: st.DrawFn) -> SparseProbs:
 
 drafts = st.builds(
     DraftTokens, u64, u32, start, u64, token_ids, last_round=counter, draft_us=counter,
-    sent_us=counter,
+    sent_us=counter, is_branch=st.booleans(),
 )  # fmt: skip
 drafts_with_laws = st.lists(draw_law(), min_size=1, max_size=4).flatmap(
     lambda laws: drafts.map(
@@ -245,6 +245,7 @@ fields_of_any_size = st.fixed_dictionaries(
         "last_round": u64,
         "draft_us": u64,
         "sent_us": u64,
+        "is_branch": st.booleans(),
     }
 )
 

@@ -55,8 +55,8 @@ class KeepsWhatFits(TargetSession):
 class TakesLateProposals(TargetSession):
     """Context and hash fit, so it must be right."""
 
-    def receive_draft(self, draft):
-        return super().receive_draft(replace(draft, last_round=MAX_EVENTS))
+    def receive_draft(self, draft, note=None):
+        return super().receive_draft(replace(draft, last_round=MAX_EVENTS), note)
 
 
 class RepeatsOnlyTokens(TargetSession):
@@ -71,9 +71,9 @@ class DropsTheFirstLaw(TargetSession):
     """Laws and proposals are out of step once a block has left something in the window."""
 
     def _commit(self, token_ids, has_rejection):
-        laws = list(self._window_probs)
+        laws = list(self._laws.probs)
         super()._commit(token_ids, has_rejection)
-        self._window_probs = laws[: self.window_len]
+        self._laws.probs = laws[: self.window_len]
 
 
 class HearsOnlyTokens(DraftSession):

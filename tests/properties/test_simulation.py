@@ -104,8 +104,8 @@ def test_a_perfect_draft_never_rewinds_and_nothing_is_wasted(sampling, num_specu
 
 def test_a_failure_names_its_seed():
     class Broken(TargetSession):
-        def end_verify(self, acceptance):
-            return super().end_verify(replace(acceptance, next_token_id=1))
+        def commit(self, acceptance):
+            return super().commit(replace(acceptance, next_token_id=1))
 
     with pytest.raises(InvariantError) as caught:
         run_seed(17, Parts(target_session=Broken))

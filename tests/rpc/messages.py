@@ -80,6 +80,7 @@ DRAFT_TOKENS = DraftTokens(
     last_round=12,
     draft_us=830,
     sent_us=2**53 - 1,
+    is_branch=True,
 )
 DRAFT_WITH_LAWS = DraftTokens(
     session_id=7,

@@ -3,10 +3,11 @@
 Each `.txt` opens with what it shows. A block is one command, a line of dashes and the output.
 After an intended change run `python tests/traces/test_traces.py` and read the diff.
 
-    open prompt=1,2,3 max_tokens=8 ahead=4 [stop=9] [mode=block]    make both sessions
-    draft 4 5 6             the draft model yields these tokens, one pass each
+    open prompt=1,2,3 max_tokens=8 ahead=4 [stop=9] [mode=block] [fan_out=1]    make both sessions
+    draft 4 5/8 6           the draft model yields these tokens, one pass each; 8 is next likely
+    branch 8: 10 11         ... and these for the branch that begins with 8
     prefill 2 5             a draft pass may compute 2 rows; with a prefix cache 5 tokens are cached
-    send                    the draft puts its new proposals on the wire
+    send                    the draft puts its new proposals on the wire, those of branches behind
     begin 4 / end 4 5 7     a pass over at most 4 proposals starts / ends with the target's samples
     verify 4: 4 5 7         both at once
     verify 4: accept=1 7    in a rejection mode: the verdict of the rule
@@ -48,6 +49,7 @@ def sentence(message):
         case DraftTokens():
             return (
                 f"DraftTokens epoch={message.epoch} start={message.start} {ids(message.token_ids)}"
+                + (" of a branch" if message.is_branch else "")
             )
         case Verdict():
             return (
@@ -82,6 +84,8 @@ class Pair:
             end = draft.committed_len
             ahead = ids(draft.log.slice(end))
             yield f"draft {ids(draft.log.slice(0, end))} ahead {ahead} cached {draft.num_computed}"
+        if len(target.alternates):
+            yield f"target holds {len(target.alternates)} tokens of branches"
 
     # -- commands ---------------------------------------------------------------------------
 
@@ -98,6 +102,7 @@ class Pair:
             stop_token_ids=frozenset(map(int, fields.get("stop", "99").split(","))),
             max_draft_ahead=int(fields["ahead"]),
         )
+        self.target.fan_out = int(fields.get("fan_out", 0))
         return self.reopen("")
 
     def reopen(self, _):
@@ -112,13 +117,15 @@ class Pair:
         return []
 
     def draft_(self, rest):
-        for token_id in map(int, rest.split()):
+        for word in rest.split():
+            token_id, *runner_ups = map(int, word.split("/"))
             if not self.draft.can_draft():
                 yield f"{token_id}: may not draft beyond limit {self.draft.limit_position}"
                 return
             work = self.draft.begin_work(MAX_LEN)
             law = SparseProbs((token_id,), (TOTAL_WEIGHT,))  # which law is of no interest here
-            became = self.draft.end_work(WorkResult(token_id, draft_probs=law))
+            result = WorkResult(token_id, draft_probs=law, runner_ups=tuple(runner_ups))
+            became = self.draft.end_work(result)
             yield f"fed {ids(work.token_ids)} at {work.start}" + ("" if became else ": not wanted")
 
     def prefill(self, rest):
@@ -127,8 +134,20 @@ class Pair:
         self.draft.end_work(WorkResult(None, cached_len))
         yield f"asked for {ids(work.token_ids)} at {work.start}, at most {work.num_rows} rows"
 
+    def branch(self, rest):
+        first, _, drawn = rest.partition(":")
+        for token_id in map(int, drawn.split()):
+            ready = {branch.token_ids[0]: branch for _, branch in self.draft.ready_branches()}
+            branch = ready[int(first)]
+            branch.sequence_id = branch.sequence_id or 1 + int(first)
+            work = self.draft.begin_branch(branch, MAX_LEN)
+            self.draft.end_branch(branch, WorkResult(token_id))
+            yield f"fed {ids(work.token_ids)} at {work.start}"
+
     def send(self, _):
-        return self._put("to_target", self.draft.take_draft())
+        yield from self._put("to_target", self.draft.take_draft())
+        for message in self.draft.take_branch_drafts():
+            yield from self._put("to_target", message)
 
     def begin(self, rest):
         return [f"verify {ids(self.target.begin_verify(int(rest)))}"]
@@ -180,7 +199,8 @@ class Pair:
             return
         outcome = self.draft.receive_verdict(message)
         if isinstance(outcome, Rewind):
-            yield f"rewind to {outcome.length}, {outcome.num_dropped} dropped"
+            promoted = ", a branch instead" if outcome.is_promoted else ""
+            yield f"rewind to {outcome.length}, {outcome.num_dropped} dropped{promoted}"
         elif outcome is not None:
             yield from self._put("to_target", outcome)
 
@@ -234,6 +254,8 @@ def test_every_promised_trace_is_there():
         "full_accept_keeps_what_nobody_looked_at",
         "prefix_cached_draft_prefill",
         "lost_verdict_of_a_rejection",
+        "foreseen_correction",
+        "lost_part_of_a_branch",
     }
 
 

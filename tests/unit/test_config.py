@@ -28,6 +28,7 @@ def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 def test_there_are_serve_files() -> None:
     assert [path.name for path in SERVE_FILES] == [
+        "autoscale.yaml",
         "smollm2-tp3.yaml",
         "smollm2.yaml",
         "toy.yaml",
@@ -46,7 +47,11 @@ def test_serve_file_fits_on_two_cores(path: Path) -> None:
     (application,) = yaml.safe_load(path.read_text())["applications"]
     deployments = application["deployments"]
     assert {d["name"] for d in deployments} == DEPLOYMENTS
-    cpus = sum(d["num_replicas"] * d["ray_actor_options"]["num_cpus"] for d in deployments)
+    most = {d["name"]: d.get("autoscaling_config", {}).get("max_replicas") for d in deployments}
+    cpus = sum(
+        (most[d["name"]] or d["num_replicas"]) * d["ray_actor_options"]["num_cpus"]
+        for d in deployments
+    )
     assert cpus <= CORES
 
 

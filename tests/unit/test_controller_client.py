@@ -41,3 +41,22 @@ async def test_a_goodbye_that_nobody_hears_does_not_stop_the_stop():
     loop.start()
     async with asyncio.timeout(10):
         await loop.stop()
+
+
+async def test_news_do_not_wait_for_the_next_beat():
+    beats = asyncio.Queue()
+
+    async def report():
+        beats.put_nowait("beat")
+
+    async def goodbye():
+        beats.put_nowait("bye")
+
+    loop = HeartbeatLoop(3600.0, report, goodbye)
+    loop.start()
+    async with asyncio.timeout(10):
+        assert await beats.get() == "beat"
+        loop.hurry()
+        assert await beats.get() == "beat"
+    await loop.stop()
+    assert [beats.get_nowait() for _ in range(beats.qsize())] == ["bye"]

@@ -28,6 +28,8 @@ from paceline.gateway.tokenizer import ToyTokenizer
 TESTS = Path(__file__).resolve().parents[1]
 HERE = "unit/test_limits.py"
 GATEWAY, TARGET, RPC = "unit/gateway", "unit/target", "unit/rpc"
+CONTROLLER, BENCH = "unit/controller", "unit/bench"
+BRANCHES = "unit/protocol/test_draft_branches.py"
 
 # field -> file under tests/ and the function in it. `model.*` stands for both models.
 LIMITS: dict[str, str] = {
@@ -162,6 +164,61 @@ NOT_A_LIMIT: dict[str, str] = {
 
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
+    "protocol.draft_branches:MAX_BRANCHES": f"{BRANCHES}::test_no_more_than_allowed",
+    "protocol.draft_table:MAX_BRANCH_ROWS": f"{BRANCHES}::test_no_more_than_allowed",
+    "protocol.messages:MAX_BRANCH_TOKENS": f"{BRANCHES}::test_no_more_than_allowed",
+    "engine.checks:MAX_RUNNER_UPS": "unit/engine/test_runner_ups.py::test_refused",
+    "controller.registry:MAX_TARGETS": f"{CONTROLLER}/test_registry.py::test_replicas_are_bounded",
+    "controller.registry:MAX_DRAFTS": f"{CONTROLLER}/test_registry.py::test_replicas_are_bounded",
+    "controller.pool:MAX_POOLED_CLASSES": f"{CONTROLLER}/test_pool.py::test_classes_are_bounded",
+    "controller.pool:MAX_PRIOR_CLASSES": f"{CONTROLLER}/test_pool.py::test_classes_are_bounded",
+    "controller.pool:MAX_LEFT": f"{CONTROLLER}/test_pool.py::test_the_remembered_are_bounded",
+    "controller.pool:MAX_PRIOR_ROUNDS": (
+        f"{CONTROLLER}/test_pool.py::test_priors_are_scaled_down_as_a_whole"
+    ),
+    "controller.fleet:MAX_SHOWN": f"{CONTROLLER}/test_fleet.py::test_status_is_bounded",
+    "fleet_reports:MAX_CLASSES": "unit/test_fleet_reports.py::test_long_lists_are_cut",
+    "fleet_reports:MAX_POSITIONS": "unit/test_fleet_reports.py::test_long_lists_are_cut",
+    "fleet_reports:MAX_INPUTS": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
+    "fleet_reports:MAX_CHOICES": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
+    "fleet_reports:MAX_SENTENCE_CHARS": (
+        "unit/test_fleet_reports.py::test_an_explanation_is_bounded"
+    ),
+    "fleet_reports:MAX_CONNECTED": "unit/test_fleet_reports.py::test_a_draft_of_too_many_streams",
+    "fleet_reports:MAX_NAME_CHARS": "unit/test_fleet_reports.py::test_nonsense_is_refused_by_name",
+    "target.fleet_reporter:CEILINGS_EXPIRE_S": (
+        "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
+    ),
+    "gateway.fleet:FLEET_TIMEOUT_S": (
+        f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
+    ),
+    "bench.statistics:MAX_SAMPLES": (
+        f"{BENCH}/test_statistics.py::test_samples_are_bounded_and_stay_a_fair_sample"
+    ),
+    "bench.load:MAX_REQUESTS": (
+        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
+    ),
+    "bench.live:MAX_CONCURRENCY": (
+        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
+    ),
+    "bench.live:MAX_DURATION_S": (
+        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
+    ),
+    "bench.recorder:MAX_BINS": f"{BENCH}/test_live_recorder.py::test_the_timeline_is_bounded",
+    "bench.recorder:MAX_ERROR_CODES": (
+        f"{BENCH}/test_live_recorder.py::test_error_codes_are_bounded"
+    ),
+    "bench.events:MAX_EVENT_BYTES": (
+        f"{BENCH}/test_live_events.py::test_a_line_without_end_is_bounded"
+    ),
+    "bench.events:MAX_CODE_CHARS": f"{BENCH}/test_live_events.py::test_an_endless_code_is_cut",
+    "bench.prompts:MAX_PROMPTS": (f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"),
+    "bench.prompts:MAX_FILE_BYTES": (
+        f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"
+    ),
+    "protocol.target_session:MAX_UNTOLD": (
+        f"{TARGET}/test_resting.py::test_it_is_told_now_and_then_so_that_it_keeps_the_sequence"
+    ),
     "gateway.auth:MAX_KEY_BYTES": f"{GATEWAY}/test_auth.py::test_everybody_else_is_refused",
     "gateway.failover:MAX_SUSPECT_RETRIES": (
         f"{GATEWAY}/test_failover.py::test_no_more_than_two_targets_die_of_it"

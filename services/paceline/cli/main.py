@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline import __version__, models
+from paceline.cli.bench_autoscale import bench_autoscale
 from paceline.cli.bench_live import bench_live
 from paceline.cli.bench_orchestration import bench_orchestration
 from paceline.cli.console import err, out, print_error, progress_display
@@ -48,6 +49,7 @@ bench_app = typer.Typer(help="Benchmarks.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 bench_app.command("orchestration")(bench_orchestration)
 bench_app.command("live")(bench_live)
+bench_app.command("autoscale")(bench_autoscale)
 app.command()(simulate)
 app.command()(explain)
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from paceline.cli.autoscaling_keys import autoscaling_problems
 from paceline.config import AppConfig
+from paceline.config.live import check_user_config
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ray.serve.schema import ServeDeploySchema
+    from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 # Of PyYAML's own, and what its constructors raise for values that do not fit their tags.
 YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
@@ -65,15 +67,36 @@ def load(path: Path) -> ServeFile:
     for index, application in enumerate(schema.applications):
         if application.import_path != BUILDER:
             continue
+        problems += autoscaling_problems(application, f"applications.{index}")
         try:
             apps.append(AppConfig.model_validate(application.args))
         except ValidationError as error:
             problems += validation_problems(error, f"applications.{index}.args")
+        else:
+            problems += _user_config_problems(application, apps[-1], f"applications.{index}")
     if not problems and not apps:
         problems.append(f"no application has import_path {BUILDER}")
     if problems:
         raise ConfigError(f"{path}: {'; '.join(problems)}")
     return ServeFile(path, schema, tuple(apps))
+
+
+def _user_config_problems(
+    application: ServeApplicationSchema, app: AppConfig, where: str
+) -> list[str]:
+    """What replicas would refuse at their start, minutes later."""
+    problems = []
+    for deployment in application.deployments:
+        if "user_config" not in deployment.model_fields_set or deployment.user_config is None:
+            continue
+        prefix = f"{where}.{deployment.name}.user_config"
+        try:
+            check_user_config(deployment.name, deployment.user_config, app)
+        except ValidationError as error:
+            problems += validation_problems(error, prefix)
+        except ValueError as error:
+            problems.append(f"{prefix}: {error}")
+    return problems
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

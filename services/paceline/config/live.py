@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from paceline.config import AppConfig
 from paceline.config.replicas import ControllerConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
@@ -54,6 +55,17 @@ class LiveControllerConfig(Section):
 
     def apply(self, base: ControllerConfig) -> ControllerConfig:
         return ControllerConfig(**{**base.model_dump(), **_given(self)})
+
+
+def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> None:
+    """What a replica would say of its `user_config`, before there is one. Raises ValidationError;
+    ValueError for a deployment that has no knobs."""
+    if deployment == "TargetReplica":
+        LiveTargetConfig.model_validate(user_config).apply(config.speculation)
+    elif deployment == "Controller":
+        LiveControllerConfig.model_validate(user_config).apply(config.controller)
+    else:
+        raise ValueError(f"{deployment} takes no user_config: TargetReplica and Controller do")
 
 
 def _given(section: Section) -> dict[str, Any]:

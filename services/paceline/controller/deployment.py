@@ -1,31 +1,38 @@
-"""The Controller as a Serve deployment: a clock and a lock-free shell around `Registry`."""
+"""The Controller as a Serve deployment: a clock and a lock-free shell around `Fleet`."""
 
-import dataclasses
 import time
 from typing import Any
 
 from paceline.config import ControllerConfig
-from paceline.controller.registry import DraftReport, Registry, TargetReport
+from paceline.config.live import LiveControllerConfig
+from paceline.controller.fleet import Fleet
+from paceline.fleet_reports import DraftReport, TargetReport
+from paceline.live_config import LiveConfig
 
 
 class Controller:
     """If it dies nothing stops: replicas keep their last assignment and report to the next one."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        self._registry = Registry(config.heartbeat_timeout_s, config.targets_per_draft)
+        self._fleet = Fleet(config)
+        self._live = LiveConfig(
+            "Controller", config, LiveControllerConfig.model_validate, self._fleet.set_config
+        )
 
-    async def heartbeat_target(self, report: dict[str, Any]) -> None:
-        self._registry.report_target(TargetReport(**report), time.monotonic())
+    async def reconfigure(self, user_config: Any, rank: Any = None) -> None:
+        """Serve calls it after the constructor, and with every change of `user_config`. (It does so
+        for one that was taken away only where `rank` is asked for.)"""
+        self._live.apply(user_config)
+
+    async def heartbeat_target(self, report: dict[str, Any]) -> dict[str, Any]:
+        return self._fleet.hear_target(TargetReport.read(report), time.monotonic())
 
     async def heartbeat_draft(self, report: dict[str, Any]) -> tuple[str, ...]:
-        return self._registry.report_draft(DraftReport(**report), time.monotonic())
+        return self._fleet.hear_draft(DraftReport.read(report), time.monotonic())
 
     async def goodbye(self, replica_id: str) -> None:
-        self._registry.remove(replica_id, time.monotonic())
+        self._fleet.leave(replica_id, time.monotonic())
 
-    async def status(self) -> dict[str, list[dict[str, Any]]]:
-        """The fleet as last reported."""
-        return {
-            "targets": [dataclasses.asdict(report) for report in self._registry.targets()],
-            "drafts": [dataclasses.asdict(report) for report in self._registry.drafts()],
-        }
+    async def status(self) -> dict[str, Any]:
+        """The fleet as last reported (`Fleet.status`)."""
+        return {**self._fleet.status(), "config_error": self._live.error}

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import time
 import uuid
 from typing import Any
 
@@ -13,6 +14,7 @@ from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.draft.autoscaling_stats import autoscaling_stats
 from paceline.draft.driver import DraftDriver
+from paceline.draft.fleet_reporter import FleetReporter
 from paceline.rank_actors import load_replica_engine
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
@@ -30,7 +32,6 @@ class DraftReplica:
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         self._replica_id = serve.get_replica_context().replica_tag
-        self._boot_id = boot_id
         self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
         self._parts.push_async_callback(self._engine.stop)
         self._driver = DraftDriver(
@@ -38,28 +39,27 @@ class DraftReplica:
         )
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
-        # Undone in reverse: the goodbye, so that nobody assigns to it; then its sequences leave.
-        self._parts.push_async_callback(self._driver.drain)
+        self._reporter = FleetReporter(self._driver.table, self._replica_id, boot_id)
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
             lambda: self._goodbye(controller),
         )
         self._parts.push_async_callback(self._heartbeats.stop)
+        # Undone in reverse: its sequences leave while heartbeats say that it drains, so that nobody
+        # assigns to it; then comes the goodbye.
+        self._parts.push_async_callback(self._drain)
         self._heartbeats.start()
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        addresses = await controller.heartbeat_draft.remote(
-            {
-                "replica_id": self._replica_id,
-                "boot_id": self._boot_id,
-                "pid": os.getpid(),
-                "max_sessions": self._driver.table.max_sessions,
-                "num_sessions": len(self._driver.table),
-                "connected": self._driver.connected,
-            }
-        )
-        self._driver.set_targets(addresses)
+        report = self._reporter.report(self._driver.connected, time.monotonic())
+        addresses = await controller.heartbeat_draft.remote(report)
+        if not self._driver.table.is_draining:  # it dials nobody any more
+            self._driver.set_targets(addresses)
+
+    async def _drain(self) -> None:
+        self._heartbeats.hurry()  # others take its targets over from now on
+        await self._driver.drain()
 
     async def _goodbye(self, controller: DeploymentHandle) -> None:
         await controller.goodbye.remote(self._replica_id)

@@ -25,6 +25,7 @@ def step_item(item: PassItem) -> StepItem:
         # One row is a decode step; of more than one it is not known how many are cached.
         max_rows=work.max_rows if len(work.token_ids) > 1 else None,
         cache_salt=item.cache_salt,
+        num_runner_ups=work.num_runner_ups,
     )
 
 
@@ -34,4 +35,5 @@ def work_result(result: StepResult) -> WorkResult:
         token_id=result.token_ids[0] if result.token_ids else None,
         cached_len=result.cached_len,
         draft_probs=result.draft_probs[0] if result.draft_probs else None,
+        runner_ups=result.runner_ups[0] if result.runner_ups else (),
     )

@@ -80,6 +80,8 @@ class StepItem:
     first) predicts entry j; the prefix cache is then not read, so that every row is computed.
     `cache_salt` (u64): the prefix cache shares blocks only between sequences of equal salt. It is
     the same in every item of a sequence.
+    `fork_of`: the sequence is empty, and begins with the cache that another one had before this
+    pass, up to `start` (at most what is cached there): none of that is computed again.
     `num_runner_ups`: with no `rule`, also name the ids that come next after each sampled row's
     token, best first, under the same logits and noise (what the target most likely commits when
     it does not commit that token).
@@ -98,6 +100,7 @@ class StepItem:
     scored_token_ids: tuple[int, ...] = ()
     cache_salt: int = 0
     num_runner_ups: int = 0
+    fork_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

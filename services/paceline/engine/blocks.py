@@ -4,100 +4,24 @@ A block holds `block_size` token positions. A sequence uses whole blocks, in ord
 tokens in them; position i of a sequence lies in slot `blocks[i // block_size] * block_size +
 i % block_size`. A full block may be used by several sequences that begin alike; it is never
 written while it is.
+
+A fork begins with the full blocks of another sequence. They are not counted one by one: it
+*borrows* them, which costs nothing however long the text, and the lender must ask before it gives
+one back or writes to it (`_settle`: from then on they are counted).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from paceline.engine.base import OutOfBlocks
+from paceline.engine.block_table import BlockTable, Reservation, WantedRows
 from paceline.engine.prefix_cache import PrefixCache, chain_digest, root_digest
-from paceline.engine.token_counts import TokenCounts
 from paceline.errors import LocalProtocolError
 
-
-@dataclass(slots=True)
-class BlockTable:
-    """The blocks of one sequence and `token_ids`, exactly the tokens whose KV is in them.
-
-    `digests` are the names of its full blocks (none without prefix caching). `counts` are those
-    of `token_ids`, or of fewer, and during a pass also of rows being written; None if nobody asked.
-    `cache_salt` is that of the text in the blocks: it changes only while there is none.
-    Invariant, between passes: len(blocks) == ceil(length / block_size). During a pass the blocks
-    already cover the rows being written while `token_ids` still has only finished ones.
-    """
-
-    blocks: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    counts: TokenCounts | None = None
-    cache_salt: int = 0
-
-    @property
-    def length(self) -> int:
-        return len(self.token_ids)
-
-    def counted(self, new_token_ids: Sequence[int], prompt_len: int) -> TokenCounts:
-        """`counts`, made to hold `token_ids` and then rows being written; good for one pass.
-
-        Only tokens that no earlier call has counted are read.
-        """
-        if self.counts is None or self.counts.prompt_len != prompt_len:
-            self.counts = TokenCounts(prompt_len)
-        # a second call in one pass may want fewer rows
-        self.counts.rewind(self.length)
-        self.counts.extend(self.token_ids[self.counts.length :])
-        self.counts.extend(new_token_ids)
-        return self.counts
-
-    def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens, those being written included."""
-        del self.token_ids[length:]
-        if self.counts is not None and length < self.counts.prompt_len:
-            self.counts = None  # preempted: a later use may be for another request
-        elif self.counts is not None:
-            self.counts.rewind(length)
-
-
-@dataclass(frozen=True, slots=True)
-class WantedRows:
-    """A sequence is to be truncated to `start` and to go on with `token_ids`.
-
-    The last `num_needed` rows have to be computed; those before may come from the prefix cache
-    if `is_cacheable`, and if they were written under the same `cache_salt`. At most `max_rows` of
-    them are computed (None: all).
-    """
-
-    sequence_id: int
-    start: int
-    token_ids: Sequence[int]
-    num_needed: int = 0
-    max_rows: int | None = None
-    is_cacheable: bool = True
-    cache_salt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Rows `first .. end - 1` of a sequence are to be written in this pass, to `blocks`.
-
-    `num_prefix_tokens` from `start` on were found in the prefix cache, so that `first` is behind
-    them. `first` lies before `start` when the block there is shared (`shared_block`): it may not
-    be overwritten, so its first rows are written again to another one. `computed_ids` are the
-    tokens of the rows to write, `token_ids` those from `start` to `end`.
-    """
-
-    sequence_id: int
-    start: int
-    first: int
-    end: int
-    token_ids: Sequence[int]
-    computed_ids: tuple[int, ...]
-    blocks: tuple[int, ...]
-    num_prefix_tokens: int = 0
-    shared_block: int | None = None
+__all__ = ["BlockPool", "BlockTable", "Reservation", "WantedRows"]
 
 
 @dataclass(slots=True)
@@ -175,6 +99,8 @@ class BlockPool:
             table = self._tables.get(sequence_id)
             blocks = table.blocks if table else []
             keep = self.blocks_for(length)
+            if table is not None and length < table.length:
+                self._settle_behind(table, length)
             plan.num_new += max(0, keep - len(blocks))
             plan.delta.subtract(blocks[keep:])
         return plan.num_new <= self._num_free_after(plan)
@@ -186,29 +112,71 @@ class BlockPool:
         `commit` counts the rows once they are written, `abort` gives them up.
         `OutOfBlocks` leaves everything as it was.
         """
-        plan = _Plan()
-        planned = [(wanted, *self._plan(wanted, plan)) for wanted in rows]
+        wanted_rows, plan = list(rows), _Plan()
+        # First: what a fork shares may not be overwritten by the one that it comes from.
+        forks = [wanted for wanted in wanted_rows if wanted.fork_of is not None]
+        copied = {wanted.sequence_id: self._share(wanted, plan) for wanted in forks}
+        others = [wanted for wanted in wanted_rows if wanted.fork_of is None]
+        planned = [(wanted, *self._plan(wanted, plan)) for wanted in others]
         num_free = self._num_free_after(plan)
         if plan.num_new > num_free:
+            for wanted in forks:
+                self.truncate(wanted.sequence_id, 0)
             raise OutOfBlocks(f"a pass needs {plan.num_new} blocks, {num_free} are free")
         # In this order: what one gives back may serve another, but nothing that a sequence finds
         # in the prefix cache may be evicted for the new blocks of the next one.
         for wanted, _, _ in planned:
             self.truncate(wanted.sequence_id, wanted.start)
         for wanted, found, _ in planned:
-            for block in found:
+            for block in found.values():
                 self._use(block)
-            self._tables[wanted.sequence_id].blocks.extend(found)
+            table = self._tables[wanted.sequence_id]
+            table.blocks.extend(found.values())
+            table.digests.extend(found)
         for block in plan.overwritten:
             self._cache.unregister(block)
-        return [self._reserve(wanted, found, is_split) for wanted, found, is_split in planned]
+        splits = {wanted.sequence_id: (len(found), is_split) for wanted, found, is_split in planned}
+        return [
+            self._reserve_fork(wanted, copied[wanted.sequence_id])
+            if wanted.fork_of is not None
+            else self._reserve(wanted, *splits[wanted.sequence_id])
+            for wanted in wanted_rows
+        ]
 
-    def _plan(self, wanted: WantedRows, plan: _Plan) -> tuple[list[int], bool]:
-        """Blocks found in the prefix cache, and whether a shared block has to be replaced."""
+    def _share(self, wanted: WantedRows, plan: _Plan) -> int | None:
+        """Make the sequence the beginning of the one that it forks from, but for the last block if
+        that is not full: returns the one to copy instead."""
+        assert wanted.fork_of is not None
+        table, lender = self.table(wanted.sequence_id), self.table(wanted.fork_of)
+        if table.length or not 0 <= wanted.start <= lender.length:
+            raise LocalProtocolError(f"sequence {wanted.sequence_id} cannot begin as a fork")
+        self._settle(lender)
+        num_shared, offset = divmod(wanted.start, self.block_size)
+        table.borrow(lender, num_shared, wanted.start)
+        plan.num_new += self.blocks_for(self._end(wanted, 0)) - num_shared
+        return lender.blocks[num_shared] if offset else None
+
+    def _settle(self, table: BlockTable) -> None:
+        """Count the blocks that a fork has borrowed."""
+        for block in table.blocks[: table.num_borrowed]:
+            self._num_users[block] += 1
+        table.give_back()
+
+    def _settle_behind(self, table: BlockTable, length: int) -> None:
+        """Before a sequence is cut to `length`: count what it may then give back or write to."""
+        if length < table.num_borrowed * self.block_size:
+            self._settle(table)
+        for borrower in [*table.borrowers]:
+            if length < borrower.num_borrowed * self.block_size:
+                self._settle(borrower)
+
+    def _plan(self, wanted: WantedRows, plan: _Plan) -> tuple[dict[bytes, int], bool]:
+        """Named blocks found in the prefix cache, and whether a shared block must be replaced."""
         table = self.table(wanted.sequence_id)
+        self._settle_behind(table, wanted.start)
         keep = self.blocks_for(wanted.start)
         plan.delta.subtract(table.blocks[keep:])
-        found: list[int] = []
+        found: dict[bytes, int] = {}
         is_split = False
         if wanted.start % self.block_size:
             block = table.blocks[keep - 1]
@@ -221,10 +189,10 @@ class BlockPool:
         plan.num_new += self.blocks_for(end) - keep - len(found) + is_split
         return found, is_split
 
-    def _find(self, wanted: WantedRows, table: BlockTable, plan: _Plan) -> list[int]:
+    def _find(self, wanted: WantedRows, table: BlockTable, plan: _Plan) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
         if wanted.start != table.length:
-            return []
-        found: list[int] = []
+            return found
         digest = table.digests[-1] if table.digests else root_digest(wanted.cache_salt)
         for index in range(self._num_candidates(wanted)):
             begin = index * self.block_size
@@ -232,7 +200,7 @@ class BlockPool:
             block = self._cache.find(digest)
             if block is None or block in plan.overwritten:
                 break
-            found.append(block)
+            found[digest] = block
             plan.delta[block] += 1
         return found
 
@@ -256,12 +224,12 @@ class BlockPool:
             num_free += (num_users + delta == 0) - (num_users == 0)
         return num_free
 
-    def _reserve(self, wanted: WantedRows, found: list[int], is_split: bool) -> Reservation:
+    def _reserve(self, wanted: WantedRows, num_found: int, is_split: bool) -> Reservation:
         table = self._tables[wanted.sequence_id]
         if wanted.start == 0:
             table.cache_salt = wanted.cache_salt
-        end = self._end(wanted, len(found))
-        first = wanted.start + len(found) * self.block_size
+        end = self._end(wanted, num_found)
+        first = wanted.start + num_found * self.block_size
         redone: list[int] = []
         shared_block = None
         if is_split:
@@ -272,7 +240,7 @@ class BlockPool:
             shared_block, table.blocks[index] = table.blocks[index], self._take()
         for _ in range(self.blocks_for(end) - len(table.blocks)):
             table.blocks.append(self._take())
-        num_prefix_tokens = len(found) * self.block_size
+        num_prefix_tokens = num_found * self.block_size
         token_ids = wanted.token_ids[: end - wanted.start]
         if self._num_candidates(wanted):
             self.num_prefix_queries += len(token_ids)
@@ -287,6 +255,23 @@ class BlockPool:
             blocks=tuple(table.blocks),
             num_prefix_tokens=num_prefix_tokens,
             shared_block=shared_block,
+        )
+
+    def _reserve_fork(self, wanted: WantedRows, copied_block: int | None) -> Reservation:
+        table, end = self._tables[wanted.sequence_id], self._end(wanted, 0)
+        for _ in range(self.blocks_for(end) - len(table.blocks)):
+            table.blocks.append(self._take())
+        token_ids = wanted.token_ids[: end - wanted.start]
+        return Reservation(
+            sequence_id=wanted.sequence_id,
+            start=wanted.start,
+            first=wanted.start,
+            end=end,
+            token_ids=token_ids,
+            computed_ids=tuple(token_ids),
+            blocks=tuple(table.blocks),
+            copied_block=copied_block,
+            is_fork=True,
         )
 
     def commit(self, reservation: Reservation) -> None:
@@ -304,13 +289,14 @@ class BlockPool:
             self._cache.register(table.blocks[index], digest)
 
     def abort(self, reservation: Reservation) -> None:
-        """The pass failed: whatever it wrote is never read, and `start` tokens are cached."""
+        """The pass failed: whatever it wrote is never read, and `start` tokens are cached (of a
+        fork none)."""
         table = self.table(reservation.sequence_id)
         if reservation.shared_block is not None:
             index = reservation.start // self.block_size
             self._release(table.blocks[index])
             table.blocks[index] = reservation.shared_block
-        self.truncate(reservation.sequence_id, reservation.start)
+        self.truncate(reservation.sequence_id, 0 if reservation.is_fork else reservation.start)
 
     def truncate(self, sequence_id: int, length: int) -> None:
         """Rewind: keep the first `length` tokens and give back the blocks behind them."""
@@ -319,6 +305,10 @@ class BlockPool:
             raise LocalProtocolError(
                 f"sequence {sequence_id}: cannot rewind to {length}, {table.length} are cached"
             )
+        if length == 0 and table.num_borrowed:  # a branch ends: nothing was counted
+            del table.blocks[: table.num_borrowed]
+            table.give_back()
+        self._settle_behind(table, length)
         keep = self.blocks_for(length)
         # The last one first: of a chain, the end is given up before what it depends on.
         for block in reversed(table.blocks[keep:]):
@@ -359,17 +349,30 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when a block is lost, miscounted, misnamed or used without need."""
-        num_users = Counter(block for table in self._tables.values() for block in table.blocks)
+        counted = (block for t in self._tables.values() for block in t.blocks[t.num_borrowed :])
+        num_users = Counter(counted)
         assert num_users == self._num_users, "blocks lost or shared: users miscounted"
         blocks = [*num_users, *self._free, *self._cache.idle_blocks]
         assert sorted(blocks) == list(range(self.num_blocks)), "blocks lost or shared"
         self._cache.check_integrity()
         for block in self._free:
             assert self._cache.digest_of(block) is None, f"free block {block} has a name"
-        for block, number in num_users.items():
-            assert number == 1 or self._cache.digest_of(block), f"block {block} shared unnamed"
+        texts: dict[int, list[int]] = {}
         for sequence_id, table in self._tables.items():
             self._check_table(f"sequence {sequence_id}", table)
+            self._check_texts(f"sequence {sequence_id}", table, texts)
+
+    def _check_texts(self, where: str, table: BlockTable, texts: dict[int, list[int]]) -> None:
+        """Each block holds one text, whoever uses it; `texts` are those of the tables so far."""
+        for index, block in enumerate(table.blocks):
+            mine = table.token_ids[: (index + 1) * self.block_size]
+            other = texts.setdefault(block, mine)
+            length = min(len(mine), len(other))
+            assert mine[:length] == other[:length], f"{where}: block {block} has another's text"
+        for borrower in table.borrowers:
+            number = borrower.num_borrowed
+            assert borrower.lender is table, f"{where}: lends to one that does not know"
+            assert borrower.blocks[:number] == table.blocks[:number], f"{where}: lends no more"
 
     def _check_table(self, where: str, table: BlockTable) -> None:
         assert len(table.blocks) == self.blocks_for(table.length), (

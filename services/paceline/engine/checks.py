@@ -13,6 +13,8 @@ from paceline.sampling.params import VerificationMode
 
 _REJECTION_MODES = (VerificationMode.REJECTION, VerificationMode.BLOCK)
 _MAX_SALT = 2**64 - 1
+# As many as the wire lets a target ask for; `best_tokens` could name twice as many.
+MAX_RUNNER_UPS = 16
 
 
 def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) -> None:
@@ -28,12 +30,22 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         seen.add(item.sequence_id)
         where = f"sequence {item.sequence_id}"
         table = pool.table(item.sequence_id)
+        if item.fork_of is not None:
+            table = _forked(where, item, table, pool)
         _check_rows(where, item, info, table.length)
         _check_salt(where, item, table)
         _check_sampling(where, item)
         _check_scores(where, item, info)
         if isinstance(item.rule, Verify):
             _check_verify(where, item, item.rule)
+
+
+def _forked(where: str, item: StepItem, table: BlockTable, pool: BlockPool) -> BlockTable:
+    """The table that a fork begins with."""
+    assert item.fork_of is not None
+    if table.length:
+        raise LocalProtocolError(f"{where}: a fork, but {table.length} tokens are cached already")
+    return pool.table(item.fork_of)
 
 
 def _check_rows(where: str, item: StepItem, info: EngineInfo, cached_len: int) -> None:
@@ -67,6 +79,10 @@ def _check_sampling(where: str, item: StepItem) -> None:
         raise LocalProtocolError(f"{where}: output index {item.output_index}")
     if item.num_logprobs is not None and item.num_logprobs < 0:
         raise LocalProtocolError(f"{where}: {item.num_logprobs} logprobs")
+    if not 0 <= item.num_runner_ups <= MAX_RUNNER_UPS:
+        raise LocalProtocolError(f"{where}: {item.num_runner_ups} runner-ups")
+    if item.num_runner_ups and item.rule is not None:
+        raise LocalProtocolError(f"{where}: a draw from a law has no runner-ups")
     if needs_history(item) and prompt_len(item) < 0:
         raise LocalProtocolError(
             f"{where}: output index {item.output_index} in a text of {item.start + num_rows} tokens"

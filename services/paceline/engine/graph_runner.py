@@ -129,7 +129,7 @@ class GraphRunner(ModelRunner):
         self._side: Any = None
         self._logits: torch.Tensor | None = None
 
-    def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+    def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         shape = pick_shape(rows, self._block_size, self._max_blocks) if self._use_graphs else None
         if shape is not None and self._use_varlen:  # reads only what is there: one width for all
             shape = shape._replace(num_blocks=self._max_blocks)
@@ -137,7 +137,7 @@ class GraphRunner(ModelRunner):
             return self._padded(rows, shape)
         if self._use_varlen:
             return self._run(plan_varlen(rows, self._block_size, self.device))
-        return super().forward(rows)
+        return super()._forward(rows)
 
     def _padded(self, rows: Sequence[SequenceRows], shape: Shape) -> torch.Tensor:
         static = self._passes.get(shape)
@@ -164,7 +164,7 @@ class GraphRunner(ModelRunner):
                 except RuntimeError as error:  # a model that needs the host during a pass
                     _log.warning("passes are not captured as CUDA graphs: %s", error)
                     self._end_graphs()
-                    return self.forward(rows)
+                    return self._forward(rows)
             static.graph.replay()
         assert static.logits is not None
         # The next replay overwrites them.

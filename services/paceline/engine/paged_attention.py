@@ -10,6 +10,7 @@ Knows slots, not sequences; nothing here is specific to one model or one device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,16 @@ class KVPool:
 
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]], block_size: int) -> None:
+        """For each (source, destination): the second block becomes what the first one was."""
+        if not pairs:
+            return
+        picked = torch.tensor(pairs, device=self.keys[0].device).T
+        for tensor in (*self.keys, *self.values):
+            blocks = tensor[: len(tensor) // block_size * block_size].unflatten(0, (-1, block_size))
+            # All are read before any is written: a source may be another one's destination.
+            blocks.index_copy_(0, picked[1], blocks.index_select(0, picked[0]))
 
 
 @dataclass(slots=True)

@@ -30,13 +30,14 @@ class SequenceRows:
     """Rows `start, start + 1, ...` of one sequence in one pass: plain integers, cheap to send.
 
     `blocks` is the sequence's block table and covers every row; logits are wanted for the last
-    `num_samples` rows.
+    `num_samples` rows. The block in which `start` lies is first made a copy of `copied_block`.
     """
 
     start: int
     token_ids: tuple[int, ...]
     num_samples: int
     blocks: tuple[int, ...]
+    copied_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class _Decision:
     token_ids: tuple[int, ...]
     num_accepted: int | None = None
     draft_probs: tuple[SparseProbs, ...] = ()
+    runner_ups: tuple[tuple[int, ...], ...] = ()
 
 
 def pass_parts(
@@ -116,6 +117,7 @@ def pass_results(
             logprobs=_logprobs(part, decision, logits),
             prompt_logprobs=_prompt_logprobs(part, logits),
             num_prefix_tokens=part.reservation.num_prefix_tokens,
+            runner_ups=decision.runner_ups,
         )
         for part, decision in zip(parts, decisions, strict=True)
     ]
@@ -129,9 +131,10 @@ def _decide(
     sampled = [index for index, part in enumerate(parts) if part.rows]
     plain = [index for index in sampled if parts[index].item.rule is None]
     if plain:
-        tokens = sampler.sample(_picked(logits, parts, plain), _rows(parts, plain))
+        num_best = 1 + max(parts[index].item.num_runner_ups for index in plain)
+        ranks = sampler.rank(_picked(logits, parts, plain), _rows(parts, plain), num_best)
         for index, start, end in _spans(parts, plain):
-            decisions[index] = _Decision(tuple(tokens[start:end]))
+            decisions[index] = _ranked(ranks[start:end], parts[index].item.num_runner_ups)
     proposing = [index for index in sampled if isinstance(parts[index].item.rule, Propose)]
     if proposing:
         rounds = [_round(parts[index]) for index in proposing for _ in parts[index].rows]
@@ -147,6 +150,12 @@ def _decide(
         for index, (token_ids, num_accepted) in zip(verifying, verified, strict=True):
             decisions[index] = _Decision(token_ids, num_accepted)
     return decisions
+
+
+def _ranked(ranks: Sequence[tuple[int, ...]], num_runner_ups: int) -> _Decision:
+    """The best id of each row, and so many behind it as the item asks for."""
+    runner_ups = tuple(best[1 : 1 + num_runner_ups] for best in ranks) if num_runner_ups else ()
+    return _Decision(tuple(best[0] for best in ranks), runner_ups=runner_ups)
 
 
 def _picked(

@@ -49,6 +49,21 @@ class ModelRunner:
         self._kv = allocate_pool(probe, num_blocks * block_size, self.dtype, self.device)
 
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        self._copy_blocks(rows)
+        return self._forward(rows)
+
+    def _copy_blocks(self, rows: Sequence[SequenceRows]) -> None:
+        size = self._block_size
+        self._kv.copy_blocks(
+            [
+                (item.copied_block, item.blocks[item.start // size])
+                for item in rows
+                if item.copied_block is not None
+            ],
+            size,
+        )
+
+    def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         plan = plan_pass(
             rows, self._block_size, self.dtype, self.device, row_by_row=self._row_by_row
         )

@@ -20,8 +20,9 @@ def wanted_rows(item: StepItem) -> WantedRows:
         token_ids=item.token_ids,
         num_needed=item.num_samples,
         max_rows=item.max_rows,
-        is_cacheable=item.num_prompt_logprobs is None,
+        is_cacheable=item.num_prompt_logprobs is None and item.fork_of is None,
         cache_salt=item.cache_salt,
+        fork_of=item.fork_of,
     )
 
 

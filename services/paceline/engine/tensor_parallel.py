@@ -36,6 +36,7 @@ from paceline.errors import ConfigError
 # sequences of 1000 tokens fits; a longer plan takes a second message.
 MESSAGE_WORDS = 4096
 STOP = -1
+_NO_BLOCK = -1
 
 JOIN_TIMEOUT = timedelta(seconds=60)
 # Ranks load at their own pace, and afterwards sit idle in a receive for as long as nobody asks.
@@ -46,10 +47,11 @@ SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 def pack_rows(rows: Sequence[SequenceRows]) -> torch.Tensor:
-    """int32 [words]: the number of items, four numbers per item, all tokens, all blocks."""
+    """int32 [words]: the number of items, five numbers per item, all tokens, all blocks."""
     words = [len(rows)]
     for item in rows:
-        words += [item.start, item.num_samples, len(item.token_ids), len(item.blocks)]
+        copied = _NO_BLOCK if item.copied_block is None else item.copied_block
+        words += [item.start, item.num_samples, copied, len(item.token_ids), len(item.blocks)]
     for item in rows:
         words += item.token_ids
     for item in rows:
@@ -60,12 +62,14 @@ def pack_rows(rows: Sequence[SequenceRows]) -> torch.Tensor:
 def unpack_rows(words: torch.Tensor) -> list[SequenceRows]:
     """What `pack_rows` was given."""
     numbers: Iterator[int] = iter(words.tolist())
-    heads = [tuple(islice(numbers, 4)) for _ in range(next(numbers))]
-    token_ids = [tuple(islice(numbers, num_tokens)) for _, _, num_tokens, _ in heads]
+    heads = [tuple(islice(numbers, 5)) for _ in range(next(numbers))]
+    token_ids = [tuple(islice(numbers, num_tokens)) for *_, num_tokens, _ in heads]
     blocks = [tuple(islice(numbers, num_blocks)) for *_, num_blocks in heads]
     return [
-        SequenceRows(start, tokens, num_samples, table)
-        for (start, num_samples, _, _), tokens, table in zip(heads, token_ids, blocks, strict=True)
+        SequenceRows(start, tokens, num_samples, table, None if copied == _NO_BLOCK else copied)
+        for (start, num_samples, copied, *_), tokens, table in zip(
+            heads, token_ids, blocks, strict=True
+        )
     ]
 
 

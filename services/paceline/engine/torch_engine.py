@@ -139,6 +139,7 @@ class TorchEngine:
                 reservation.computed_ids,
                 num_logit_rows(item, reservation),
                 reservation.blocks,
+                reservation.copied_block,
             )
             for item, reservation in zip(items, reservations, strict=True)
             if reservation.computed_ids  # else the prefix cache held all of it

@@ -84,6 +84,7 @@ class ToyEngine:
         reservations = self._pool.reserve(map(wanted_rows, items))
         self._num_passes += 1
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
+        self._copy(reservations)
         written = [self._write(reservation) for reservation in reservations]
         for reservation in reservations:
             self._pool.commit(reservation)
@@ -142,6 +143,9 @@ class ToyEngine:
             from_start = states[reservation.start - reservation.first :]
             scored = scored_ids(item, reservation)
             scores = self._score(from_start, scored, item.num_prompt_logprobs)
+        runner_ups: tuple[tuple[int, ...], ...] = ()
+        if item.num_runner_ups:
+            runner_ups = self._runner_ups(item, sampled)
         return StepResult(
             item.sequence_id,
             token_ids,
@@ -151,7 +155,18 @@ class ToyEngine:
             logprobs=logprobs,
             prompt_logprobs=scores,
             num_prefix_tokens=reservation.num_prefix_tokens,
+            runner_ups=runner_ups,
         )
+
+    def _copy(self, reservations: Sequence[Reservation]) -> None:
+        """The last blocks that forks begin with, all of them as they were before the pass."""
+        size = self._info.block_size
+        copies = [
+            (reservation.blocks[reservation.first // size], self._kv[reservation.copied_block][:])
+            for reservation in reservations
+            if reservation.copied_block is not None
+        ]
+        self._kv.update(copies)
 
     def _write(self, reservation: Reservation) -> list[int]:
         """The states of the computed rows, which are in the cache afterwards."""
@@ -202,6 +217,10 @@ class ToyEngine:
             row.prompt_token_ids,
             row.output_token_ids,
         )
+
+    def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        rows = (self._row(state, item, offset) for offset, state in enumerate(states))
+        return tuple(toy_rules.best_tokens(row, 1 + item.num_runner_ups)[1:] for row in rows)
 
     def _row(self, state: int, item: StepItem, offset: int) -> ToyRow:
         row = ToyRow(self._logits(state), item.sampling, item.output_index + offset)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from paceline.engine.base import Verify
 from paceline.generation import TokenLogprobs
 from paceline.sampling.acceptance import Acceptance, accept_block, accept_rejection
-from paceline.sampling.noise import Purpose, exponential, noise_word, noise_words, unit
+from paceline.sampling.noise import Purpose, exponential, gumbel, noise_word, noise_words, unit
 from paceline.sampling.params import SamplingParams, VerificationMode
-from paceline.sampling.processors import process_logits, softmax
+from paceline.sampling.processors import MASKED, adjust_logits, process_logits, softmax
 from paceline.sampling.sparse_probs import MAX_DROPPED_MASS, SparseProbs, quantize_probs
 
 _MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -61,6 +61,23 @@ class ToyRow:
             round=round,
         )
         return [exponential(word) for word in words]
+
+
+def best_tokens(row: ToyRow, num_best: int) -> tuple[int, ...]:
+    """The ids that come out of a row, best first: its own token (`coupled_token`), then what would
+    come out if those before it could not. Fewer where fewer ids are possible."""
+    sampling = row.sampling
+    histories = (row.prompt_token_ids, row.output_token_ids)
+    if sampling.is_greedy:
+        scores = adjust_logits(row.logits, sampling, *histories)
+        live = [i for i, score in enumerate(scores) if score != MASKED]
+    else:
+        scores = process_logits(row.logits, sampling, *histories)
+        live = [i for i, score in enumerate(scores) if score != MASKED]
+        words = noise_words(sampling.seed, row.output_index, live, choice=sampling.choice)
+        for token_id, word in zip(live, words, strict=True):
+            scores[token_id] += gumbel(word)
+    return tuple(sorted(live, key=lambda i: (-scores[i], i))[:num_best])
 
 
 def propose(row: ToyRow, round: int) -> tuple[int, SparseProbs]:

@@ -7,8 +7,9 @@ nothing of what the passes mean.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ from paceline.sampling.params import SamplingParams
 
 # No sequence of a target or draft has this id: theirs count from 1.
 _PROBE_ID = 0
+# A thread wakes within some 100 us, and a yield takes one or less.
+_MAX_YIELDS = 500
 _PROBE = StepItem(_PROBE_ID, 0, (0,), 1, SamplingParams(temperature=0.0))
 
 
@@ -55,6 +58,7 @@ class EngineWorker:
         self._max_pass_s = max_pass_s
         self._broken: EngineBroken | None = None
         self._known: set[int] = set()
+        self._has_begun = False
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-engine")
 
     @property
@@ -67,12 +71,31 @@ class EngineWorker:
         The engine's exceptions come through; `OutOfBlocks` means that nothing changed,
         `EngineBroken` that there will be no more passes.
         """
+        return await self.start(released, items)
+
+    def start(
+        self, released: Sequence[int], items: Sequence[StepItem]
+    ) -> Coroutine[None, None, PassResult]:
+        """As `run`, but the engine begins now; the result must be awaited.
+
+        Waits for its thread to begin: what the caller does next would keep the interpreter's
+        lock from it, for up to 5 ms.
+        """
         self.check_health()
+        self._has_begun = False
         loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._executor, self._run, released, items)
+        for _ in range(_MAX_YIELDS):
+            if self._has_begun:
+                break
+            os.sched_yield()  # lets go of the lock
+        return self._watch(running)
+
+    async def _watch(self, running: asyncio.Future[PassResult]) -> PassResult:
         watch = asyncio.timeout(self._max_pass_s)
         try:
             async with watch:
-                return await loop.run_in_executor(self._executor, self._run, released, items)
+                return await running
         except EngineBroken as broken:
             self._broken = broken
             raise
@@ -106,6 +129,7 @@ class EngineWorker:
             raise EngineBroken(str(self._broken)) from self._broken
 
     def _run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
+        self._has_begun = True
         for sequence_id in released:
             if sequence_id in self._known:
                 self._known.discard(sequence_id)

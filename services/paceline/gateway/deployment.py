@@ -5,6 +5,7 @@ Wires and starts; decides nothing.
 
 # No `from __future__ import annotations` here: Serve looks at constructor annotations as classes.
 
+import logging
 import secrets
 import time
 import uuid
@@ -12,21 +13,28 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from paceline import models
 from paceline.config import GatewayConfig
 from paceline.gateway.api import build_api
+from paceline.gateway.fleet import FleetView, add_fleet_route
+from paceline.gateway.responses import Json
 from paceline.gateway.service import GatewayService
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @serve.ingress()
 class Gateway:
     """OpenAI's HTTP API over the targets of one application.
 
-    `model_source` is what the configuration names as the target's model. `bound` are handles of
-    deployments that the gateway never calls: binding them here is what makes Serve deploy them.
+    `model_source` is what the configuration names as the target's model. The controller is asked
+    for GET /fleet only. `bound` are handles of deployments that the gateway never calls: binding
+    them here is what makes Serve deploy them.
     """
 
     def __init__(
@@ -35,9 +43,11 @@ class Gateway:
         model_source: str,
         max_model_len: int,
         target_handle: Any,
+        controller_handle: Any,
         *bound: Any,
     ) -> None:
         self._bound = bound
+        self._fleet = FleetView(ServeFleetClient(controller_handle))
         is_builtin = model_source in models.BUILTIN_SOURCES
         source = model_source if is_builtin else str(models.resolve(model_source))
         self._service = GatewayService(
@@ -52,4 +62,21 @@ class Gateway:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own HTTP server puts x-request-id on every answer.
-        return build_api(self._service, adds_request_id=False)
+        app = build_api(self._service, adds_request_id=False)
+        add_fleet_route(app, self._fleet)
+        return app
+
+
+class ServeFleetClient:
+    """A `FleetClient` over `handle.status`."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def status(self) -> Json | None:
+        try:
+            answer: Json = await self._handle.status.remote()
+        except (RayError, RayServeException) as error:
+            logger.info("no answer from the controller: %s", type(error).__name__)
+            return None
+        return answer

@@ -9,14 +9,21 @@ engine holds for exactly these tokens; `sent_len` how far the target has been to
 In the rejection modes the target divides by the laws that proposals were drawn from, so each
 keeps its own, every draw has noise of its own (`DraftWork.round`: a redraw from old noise would
 know what the target saw), and what the target has looked at and rejected is never proposed again:
-see `target_session` for the argument.
+see `window_laws` for the argument.
+
+In the other modes the target may ask for *branches* (`draft_branches`): a correction that one of
+them foresaw makes it the main text, under an engine sequence of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.protocol.draft_branches import Branch, Branches
+from paceline.protocol.draft_work import DraftWork, WorkResult, check_result
 from paceline.protocol.messages import (
     REJECTION_MODES,
     DraftTokens,
@@ -26,6 +33,8 @@ from paceline.protocol.messages import (
 )
 from paceline.protocol.token_log import TokenLog
 from paceline.sampling.sparse_probs import SparseProbs
+
+__all__ = ["DraftSession", "DraftWork", "Rewind", "WorkResult"]
 
 # Proposals of one message in the rejection modes: with 64 entries each they fit the smallest
 # message that can be configured (64 KiB).
@@ -37,65 +46,31 @@ _DRAW_MASK = (1 << _DRAW_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class DraftWork:
-    """One sequence's share of a draft pass: append `token_ids` at `start`, then draw a token.
-
-    `token_ids` is everything that the cache lacks, at least the last token of the text. At most
-    `max_rows` of these rows may be computed (what a prefix cache holds is free); if they do not
-    reach the end, nothing is drawn and the rest is asked for again. The drawn token has output
-    index `output_index`. `context_hash` covers everything up to the end of `token_ids`. `round`
-    (u32) keys the noise of the draw where it is the draft's own.
-    """
-
-    start: int
-    token_ids: tuple[int, ...]
-    max_rows: int
-    output_index: int
-    context_hash: int
-    round: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that the pass computes at most."""
-        return min(self.max_rows, len(self.token_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class WorkResult:
-    """What a pass made of a `DraftWork`.
-
-    `token_id`: the drawn token, None if the rows did not reach the end. `cached_len`: tokens in
-    the cache after the pass, None: all of them. `draft_probs`: the law that the token was drawn
-    from (needed in the rejection modes, ignored in the others).
-    """
-
-    token_id: int | None
-    cached_len: int | None = None
-    draft_probs: SparseProbs | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Rewind:
-    """Positions from `length` on were wrong; `num_dropped` own proposals are gone."""
+    """Positions from `length` on were wrong; `num_dropped` own proposals are gone.
+
+    `is_promoted`: a branch has taken their place.
+    """
 
     length: int
     num_dropped: int
+    is_promoted: bool = False
 
 
 class DraftSession:
-    """One sequence opened by a target. `max_len` is the draft model's own context limit."""
+    """One sequence opened by a target. `max_len` is the draft model's own context limit.
 
-    def __init__(self, opened: OpenSession, *, max_len: int) -> None:
+    `sequence_id` names the engine's sequence of the main text; a promotion changes it.
+    """
+
+    def __init__(self, opened: OpenSession, *, max_len: int, sequence_id: int = 0) -> None:
         self.session_id = opened.session_id
         self.epoch = opened.epoch
         self.prompt_len = opened.prompt_len
         self.sampling = opened.sampling
         self.mode = opened.mode
         self.max_len = max_len
+        self.sequence_id = sequence_id
         self.log = TokenLog(opened.token_ids)
         self.committed_len = len(self.log)
         self.sent_len = len(self.log)
@@ -106,15 +81,24 @@ class DraftSession:
         # The laws of the own proposals, one each; empty in the matching modes.
         self._probs: list[SparseProbs] = []
         self._num_draws = 0
+        self.branches = Branches()
+        # The runner-ups of the own proposals, one entry each.
+        self._runner_ups: list[tuple[int, ...]] = []
+        self._can_branch = not self._has_laws
+        self._set_fan_out(opened.fan_out)
         self._working: DraftWork | None = None
         self._is_draw_void = False
         self._draft_us = 0
 
     # -- computing --------------------------------------------------------------------------
 
+    @property
+    def _limit(self) -> int:
+        return min(self.limit_position, self.max_len)
+
     def can_draft(self) -> bool:
         """Whether a next token is wanted and may be computed now."""
-        return self._working is None and len(self.log) < min(self.limit_position, self.max_len)
+        return self._working is None and len(self.log) < self._limit
 
     def begin_work(self, max_rows: int) -> DraftWork:
         """The next pass: what the cache lacks, of which at most `max_rows` (>= 1) are computed."""
@@ -130,6 +114,7 @@ class DraftSession:
             output_index=len(self.log) - self.prompt_len,
             context_hash=self.log.hash_at(len(self.log)),
             round=self._next_round(),
+            num_runner_ups=self.branches.fan_out,
         )
         return self._working
 
@@ -152,8 +137,8 @@ class DraftSession:
         work = self._working
         if work is None:
             raise LocalProtocolError("end_work without begin_work")
-        cached_len = work.end if result.cached_len is None else result.cached_len
-        self._check(work, result, cached_len)
+        cached_len = check_result(work, result)
+        self._check_law(result)
         self._working = None
         self._draft_us += draft_us
         same_context = self._holds(work.end, work.context_hash)
@@ -166,21 +151,16 @@ class DraftSession:
         if result.token_id is None or not wanted or work.end >= self.limit_position:
             return False
         self.log.append(result.token_id)
+        self._runner_ups.append(result.runner_ups)
         if self._has_laws and result.draft_probs is not None:
             self._probs.append(result.draft_probs)
         return True
 
-    def _check(self, work: DraftWork, result: WorkResult, cached_len: int) -> None:
-        if not work.start <= cached_len <= work.end:
-            raise LocalProtocolError(
-                f"{cached_len} tokens cached by rows [{work.start}, {work.end})"
-            )
-        if result.token_id is None:
+    def _check_law(self, result: WorkResult) -> None:
+        if not self._has_laws or result.token_id is None:
             return
-        if cached_len < work.end:
-            raise LocalProtocolError("a token was drawn before the end of its context")
         probs = result.draft_probs
-        if self._has_laws and (probs is None or probs.weight(result.token_id) == 0):
+        if probs is None or probs.weight(result.token_id) == 0:
             raise LocalProtocolError(f"token {result.token_id} without a law it can come from")
 
     def cancel_work(self) -> None:
@@ -191,6 +171,40 @@ class DraftSession:
 
     def _holds(self, length: int, context_hash: int) -> bool:
         return length <= len(self.log) and self.log.hash_at(length) == context_hash
+
+    # -- branches ---------------------------------------------------------------------------
+
+    def _set_fan_out(self, fan_out: int) -> None:
+        self.branches.set_fan_out(fan_out if self._can_branch else 0)
+
+    def forbid_branches(self) -> None:
+        """None any more, whatever the target grants."""
+        self._can_branch = False
+        self._set_fan_out(0)
+
+    def ready_branches(self) -> Iterator[tuple[int, Branch]]:
+        """Branches that may draw a token now, and how far each is from being of use."""
+        self.branches.grow(self.log, self.committed_len, self._runner_ups)
+        return self.branches.ready(self.committed_len, self._limit)
+
+    def begin_branch(self, branch: Branch, max_rows: int) -> DraftWork:
+        """As `begin_work`, for one of `ready_branches` that has a sequence id."""
+        return self.branches.begin_work(branch, self.log, self.prompt_len, max_rows)
+
+    def end_branch(self, branch: Branch, result: WorkResult) -> bool:
+        """As `end_work`; the branch lives."""
+        return self.branches.end_work(branch, result, self.limit_position)
+
+    def has_sequence(self, sequence_id: int) -> bool:
+        """Whether the engine's sequence is the main text or a branch that lives."""
+        return sequence_id == self.sequence_id or self.branches.named(sequence_id) is not None
+
+    def text_of(self, sequence_id: int) -> tuple[int, ...] | None:
+        """The text of the main chain or of a branch, None when there is no such sequence."""
+        if sequence_id == self.sequence_id:
+            return self.log.slice(0)
+        branch = self.branches.named(sequence_id)
+        return None if branch is None else branch.text(self.log)
 
     # -- sending ----------------------------------------------------------------------------
 
@@ -215,6 +229,23 @@ class DraftSession:
             draft_probs=tuple(self._probs[start - self.committed_len : end - self.committed_len]),
         )
 
+    def take_branch_drafts(self, sent_us: int = 0) -> Iterator[DraftTokens]:
+        """The same of each branch. Time is accounted to the main text alone."""
+        for branch in self.branches.live:
+            unsent = branch.take_unsent()
+            if unsent is not None:
+                start, context_hash, token_ids = unsent
+                yield DraftTokens(
+                    session_id=self.session_id,
+                    epoch=self.epoch,
+                    start=start,
+                    context_hash=context_hash,
+                    token_ids=token_ids,
+                    last_round=self.last_round,
+                    sent_us=sent_us,
+                    is_branch=True,
+                )
+
     # -- receiving --------------------------------------------------------------------------
 
     def receive_verdict(self, verdict: Verdict) -> Rewind | Nack | None:
@@ -231,25 +262,61 @@ class DraftSession:
         ):
             raise RemoteProtocolError("a verdict changes committed tokens")
         old_len = len(self.log)
+        promoted_at = self._promote(verdict)
         conflict = self.log.set_tokens(verdict.start, verdict.token_ids)
         if self._has_laws and verdict.has_rejection:
             self._is_draw_void = True  # of the pass that is under way, if one is
             if conflict is None and end < old_len:
                 self.log.truncate(end)
                 conflict = end
-        del self._probs[: end - self.committed_len]
-        self.committed_len = end
-        del self._probs[len(self.log) - end :]
+        num_committed, self.committed_len = end - self.committed_len, end
+        _keep_open(self._probs, num_committed, len(self.log) - end)
+        _keep_open(self._runner_ups, num_committed, len(self.log) - end)
         self.limit_position = max(self.limit_position, verdict.limit_position)
         self.last_round = max(self.last_round, verdict.round)
         self.sent_len = max(self.sent_len, end)
-        if conflict is None:
+        if conflict is not None:
+            self.sent_len = end
+            self.num_computed = min(self.num_computed, conflict)
+            self.branches.clear()
+        self.branches.commit(end)
+        self._set_fan_out(verdict.fan_out)
+        rewound_to = conflict if promoted_at is None else promoted_at
+        if rewound_to is None:
             return None
-        self.sent_len = end
-        self.num_computed = min(self.num_computed, conflict)
-        return Rewind(length=conflict, num_dropped=old_len - conflict)
+        return Rewind(rewound_to, old_len - rewound_to, is_promoted=promoted_at is not None)
+
+    def _promote(self, verdict: Verdict) -> int | None:
+        """Make the branch that foresaw this verdict's correction the main text; returns where.
+
+        One of which nothing was computed is worth no more than an ordinary rewind. The verdict may
+        differ from the branch further on: then the rewind is inside it.
+        """
+        if not self.branches.live:
+            return None
+        agreed = self.log.common_len(verdict.start, verdict.token_ids)
+        position = verdict.start + agreed
+        if agreed == len(verdict.token_ids) or position == len(self.log):
+            return None
+        branch = self.branches.find(position, verdict.token_ids[agreed])
+        if branch is None or branch.sequence_id is None or not branch.is_begun:
+            return None
+        self.branches.promote(branch, self.sequence_id)
+        self.log.truncate(position)
+        self.log.extend(branch.token_ids)
+        del self._runner_ups[position - self.committed_len :]
+        self._runner_ups += branch.runner_ups
+        self.sequence_id, self.num_computed = branch.sequence_id, branch.num_computed
+        self.sent_len, self._working = branch.sent_len, branch.work
+        return position
 
     def receive_nack(self, nack: Nack) -> None:
         """The target misses proposals from `have_len` on: send them again."""
         if nack.epoch == self.epoch and self.committed_len <= nack.have_len < self.sent_len:
             self.sent_len = nack.have_len
+
+
+def _keep_open(values: list[Any], num_committed: int, num_open: int) -> None:
+    """Of what there is one of for each own proposal: that of those which are still open."""
+    del values[:num_committed]
+    del values[num_open:]

@@ -2,6 +2,9 @@
 
 One bad sequence costs only itself, a silent one is dropped after `session_idle_us`, one too many
 is answered BUSY. It does not know streams or models: a `link_id` names a target's stream.
+
+Branches (`draft_branches`) live on what is left over: rows of a pass that the main texts do not
+use, at most `MAX_BRANCH_ROWS`, and KV blocks, which they give back before any sequence has to go.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 
 from paceline.errors import RemoteProtocolError
 from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind, WorkResult
+from paceline.protocol.draft_stats import DraftTableStats
 from paceline.protocol.messages import (
     REJECTION_MODES,
     CloseReason,
@@ -28,29 +32,17 @@ from paceline.sampling.params import SamplingParams, VerificationMode
 
 SUPPORTED_MODES = tuple(VerificationMode)
 
+# Rows of branches in one pass, over all sequences: where rows cost time, they cost everybody.
+MAX_BRANCH_ROWS = 64
+# Passes without branches after the cache was full.
+BRANCH_PAUSE_PASSES = 64
+
 SessionKey = tuple[int, int]  # (link_id, session_id)
-
-
-@dataclass
-class DraftTableStats:
-    """Counts since start."""
-
-    num_opened: int = 0
-    num_busy: int = 0
-    num_unsupported: int = 0
-    num_rewinds: int = 0
-    num_dropped_tokens: int = 0
-    num_expired: int = 0
-    num_evicted: int = 0
-    num_poisoned: int = 0
-    num_nacks: int = 0
-    num_drafted_tokens: int = 0
 
 
 @dataclass(slots=True)
 class _Entry:
     session: DraftSession
-    sequence_id: int
     seen_us: int
     cache_salt: int
     # A failed pass was over it and others: it runs alone until it has drawn a token.
@@ -59,7 +51,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class PassItem:
-    """One sequence's share of the next draft pass."""
+    """The share of one sequence, or of a branch of it, in the next draft pass."""
 
     key: SessionKey
     sequence_id: int
@@ -81,7 +73,8 @@ class PassItem:
 class DraftTable:
     """`num_blocks` KV blocks of `block_size` tokens bound what is opened; None: no bound.
 
-    The bound counts every sequence as if it shared no block with another.
+    The bound counts every sequence as if it shared no block with another. `can_branch`: the engine
+    has a prefix cache, without which a branch would have to compute the whole text.
     """
 
     max_sessions: int
@@ -90,12 +83,14 @@ class DraftTable:
     num_blocks: int | None = None
     block_size: int = 16
     modes: tuple[VerificationMode, ...] = SUPPORTED_MODES
+    can_branch: bool = True
     stats: DraftTableStats = field(default_factory=DraftTableStats)
 
     def __post_init__(self) -> None:
         self._entries: dict[SessionKey, _Entry] = {}
         self._next_sequence_id = 1
         self._released: list[int] = []
+        self._branch_pause = 0
         self.is_draining = False  # opens nothing new: BUSY, so that a target looks elsewhere
 
     def __len__(self) -> int:
@@ -106,16 +101,22 @@ class DraftTable:
         return None if entry is None else entry.session
 
     def sequences(self) -> Iterable[int]:
-        return [entry.sequence_id for entry in self._entries.values()]
+        """The engine's sequences in use, those of branches included."""
+        sessions = [entry.session for entry in self._entries.values()]
+        mains = [session.sequence_id for session in sessions]
+        return mains + [s for session in sessions for s in session.branches.sequences()]
 
     def take_released(self) -> list[int]:
         """Engine sequences that are no longer needed; the caller frees them."""
         released, self._released = self._released, []
+        for entry in self._entries.values():
+            released += entry.session.branches.take_released()
         return released
 
     @property
     def has_released(self) -> bool:
-        return bool(self._released)
+        sessions = (entry.session for entry in self._entries.values())
+        return bool(self._released) or any(session.branches.released for session in sessions)
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -148,12 +149,17 @@ class DraftTable:
             self._drop(key)
         status = self._admit(message)
         if status is OpenStatus.OK:
-            session = DraftSession(message, max_len=self.max_len)
-            entry = _Entry(session, self._next_sequence_id, now_us, message.cache_salt)
-            self._entries[key] = entry
-            self._next_sequence_id += 1
+            sequence_id = self._new_sequence_id()
+            session = DraftSession(message, max_len=self.max_len, sequence_id=sequence_id)
+            if not self.can_branch:
+                session.forbid_branches()
+            self._entries[key] = _Entry(session, now_us, message.cache_salt)
             self.stats.num_opened += 1
         return Opened(message.session_id, message.epoch, status)
+
+    def _new_sequence_id(self) -> int:
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
 
     def _admit(self, message: OpenSession) -> OpenStatus:
         if message.mode not in self.modes:
@@ -204,6 +210,7 @@ class DraftTable:
         if isinstance(outcome, Rewind):
             self.stats.num_rewinds += 1
             self.stats.num_dropped_tokens += outcome.num_dropped
+            self.stats.num_promoted += outcome.is_promoted
         return []
 
     def _touch(self, key: SessionKey, epoch: int, now_us: int) -> _Entry | None:
@@ -231,8 +238,11 @@ class DraftTable:
         ]
 
     def evict_newest(self) -> tuple[int, CloseSession] | None:
-        """The cache is full: give up the sequence opened last; its target is told."""
-        if not self._entries:
+        """The cache is full: give up the sequence opened last; its target is told.
+
+        None when branches have given their blocks back first, or there is nothing to give up.
+        """
+        if self._drop_branches() or not self._entries:
             return None
         key, entry = next(reversed(self._entries.items()))
         self._drop(key)
@@ -242,24 +252,34 @@ class DraftTable:
 
     def fail_pass(self, items: list[PassItem]) -> list[tuple[int, CloseSession]]:
         """The pass over `items` failed for a reason of its own, and did nothing. One sequence is
-        given up; several are tried again, each alone: one must not cost the others their draft."""
+        given up; several are tried again, each alone: one must not cost the others their draft.
+        No branch is tried again, nor another one of its sequence."""
         self.cancel_pass(items)
-        current = [(item.key, entry) for item in items if (entry := self._current(item))]
-        if len(items) > 1:
-            for _, entry in current:
-                entry.is_suspect = True
-            return []
+        current = [(item, entry) for item in items if (entry := self._current(item))]
+        for _, entry in current:
+            entry.session.forbid_branches()
+            entry.is_suspect |= len(items) > 1
         closes = []
-        for key, entry in current:
-            self._drop(key)
+        for item, entry in current if len(items) == 1 else ():
+            if item.sequence_id != entry.session.sequence_id:
+                continue  # a branch alone, which is gone by now
+            self._drop(item.key)
             self.stats.num_evicted += 1
-            close = CloseSession(key[1], entry.session.epoch, CloseReason.ABORTED)
-            closes.append((key[0], close))
+            close = CloseSession(item.key[1], entry.session.epoch, CloseReason.ABORTED)
+            closes.append((item.key[0], close))
         return closes
 
     def _drop(self, key: SessionKey) -> None:
-        entry = self._entries.pop(key)
-        self._released.append(entry.sequence_id)
+        session = self._entries.pop(key).session
+        self._released.append(session.sequence_id)
+        self._released += [*session.branches.sequences(), *session.branches.take_released()]
+
+    def _drop_branches(self) -> bool:
+        """Give all branches up, and do without for a while; False when there were none."""
+        dropped = [entry.session.branches.give_up() for entry in self._entries.values()]
+        if any(dropped):
+            self._branch_pause = BRANCH_PAUSE_PASSES
+        return any(dropped)
 
     # -- passes -----------------------------------------------------------------------------
 
@@ -267,7 +287,8 @@ class DraftTable:
         """Every sequence that may draft, within `max_rows`; long prefills go last.
 
         One-row decodes come first so that a new prompt never stops the sequences that run.
-        After a pass that failed its sequences are first, each alone.
+        Branches get the rows that are left. After a pass that failed its sequences are first, each
+        alone.
         """
         ready = [item for item in self._entries.items() if item[1].session.can_draft()]
         ready.sort(key=lambda item: len(item[1].session.log) - item[1].session.num_computed)
@@ -278,26 +299,49 @@ class DraftTable:
         for key, entry in ready:
             if rows_left < 1:
                 break
-            session = entry.session
-            work = session.begin_work(rows_left)
+            work = entry.session.begin_work(rows_left)
             rows_left -= work.num_rows
-            items.append(
-                PassItem(
-                    key=key,
-                    sequence_id=entry.sequence_id,
-                    sampling=session.sampling,
-                    mode=session.mode,
-                    work=work,
-                    cache_salt=entry.cache_salt,
-                )
-            )
+            items.append(_pass_item(key, entry, entry.session.sequence_id, work))
+        if not suspects:
+            items += self._begin_branches(min(rows_left, MAX_BRANCH_ROWS))
+        return items
+
+    def _begin_branches(self, rows_left: int) -> list[PassItem]:
+        """As many branches as fit, those first that are the most likely to be of use soon."""
+        if self._branch_pause:
+            self._branch_pause -= 1
+            return []
+        ready = [
+            (distance, key, branch)
+            for key, entry in self._entries.items()
+            if entry.session.branches.fan_out
+            for distance, branch in entry.session.ready_branches()
+        ]
+        items: list[PassItem] = []
+        for _, key, branch in sorted(ready, key=lambda item: item[0]):
+            num_rows = branch.num_rows(self.block_size)
+            if num_rows > rows_left:
+                continue
+            if branch.sequence_id is None:
+                branch.sequence_id = self._new_sequence_id()
+                self.stats.num_branches += 1
+            entry = self._entries[key]
+            work = entry.session.begin_branch(branch, num_rows)
+            rows_left -= num_rows
+            items.append(_pass_item(key, entry, branch.sequence_id, work))
         return items
 
     def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:
         """Results of a pass, in the order of `items`."""
+        self.stats.num_passes += 1
+        self.stats.busy_us += draft_us
         for item, outcome in zip(items, outcomes, strict=True):
             entry = self._current(item)
             if entry is None:
+                continue
+            branch = entry.session.branches.named(item.sequence_id)
+            if branch is not None:
+                self.stats.num_branch_tokens += entry.session.end_branch(branch, outcome)
                 continue
             if outcome.token_id is not None:
                 entry.is_suspect = False
@@ -309,12 +353,13 @@ class DraftTable:
         for item in items:
             entry = self._current(item)
             if entry is not None:
-                entry.session.cancel_work()
+                branch = entry.session.branches.named(item.sequence_id)
+                (branch or entry.session).cancel_work()
 
     def _current(self, item: PassItem) -> _Entry | None:
         entry = self._entries.get(item.key)
-        if entry is None or entry.sequence_id != item.sequence_id:
-            return None  # closed or reopened during the pass
+        if entry is None or not entry.session.has_sequence(item.sequence_id):
+            return None  # closed or reopened during the pass, or a branch that is no more
         return entry
 
     def take_drafts(self, now_us: int) -> dict[int, list[DraftTokens]]:
@@ -323,4 +368,11 @@ class DraftTable:
         for (link_id, _), entry in self._entries.items():
             while (draft := entry.session.take_draft(now_us)) is not None:
                 out.setdefault(link_id, []).append(draft)
+            for draft in entry.session.take_branch_drafts(now_us):
+                out.setdefault(link_id, []).append(draft)
         return out
+
+
+def _pass_item(key: SessionKey, entry: _Entry, sequence_id: int, work: DraftWork) -> PassItem:
+    session = entry.session
+    return PassItem(key, sequence_id, session.sampling, session.mode, work, entry.cache_salt)

@@ -11,10 +11,14 @@ microseconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
-_DECAY = 0.9
+from paceline.protocol.acceptance_model import Survivals
+
+_DECAY = 0.5 ** (1 / 15)  # half-life 15 rounds
+_MAX_EVIDENCE = 48.0  # positions: long windows must not make it slower
 _PRIOR_ACCEPTANCE = 0.7
-_PRIOR_WEIGHT = 4.0
+_PRIOR_WEIGHT = 6.0
 _MIN_HIT_RATE = 0.5
 _PROBE_EVERY = 16
 _MIN_GAIN = 0.02
@@ -22,39 +26,74 @@ _MAX_ACCEPTANCE = 0.98  # at 1 a chain would never end
 _STALE_PASS = 0.5  # of a draft pass: what is left of the one that a correction interrupts
 
 
-def chain_us(acceptance: float, count: int, full: int, pass_us: float, wait_us: float) -> float:
-    """Expected time from one correction to the next, when it starts with a wait for `count`.
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """From one correction to the next. `survivals[k]`: probability that k proposals and all before
+    them are right ([0] is 1); `sums[k]`: expected accepted tokens of k. A pass with k proposals
+    takes `pass_us` + `row_us` * k."""
 
-    A pass is followed by one with `full` proposals and no wait when all its proposals and the
-    draft's next token are right (a^(count+1)); else the chain ends. So it has 1 + r passes,
-    r = a^(count+1) / (1 - a^(full+1)). It commits 1 / (1 - a) tokens whatever `count` is: the
-    shortest chain is the best rate.
-    """
-    rate = min(acceptance, _MAX_ACCEPTANCE)
-    followers = rate ** (count + 1) / (1.0 - rate ** (full + 1))
-    return wait_us + pass_us * (1.0 + followers)
+    survivals: tuple[float, ...]
+    sums: tuple[float, ...]
+    pass_us: float
+    row_us: float = 0.0
+
+    def _pass(self, count: int) -> tuple[float, float, float]:
+        """Of a pass with `count` proposals: its tokens, its time, and the probability that all
+        of them and the draft's next token are right."""
+        follows = min(self.survivals[count + 1], _MAX_ACCEPTANCE)
+        return 1.0 + self.sums[count], self.pass_us + self.row_us * count, follows
+
+    def rate(self, count: int, second: int, full: int, wait_us: float) -> float:
+        """Tokens per microsecond of a chain that starts with a wait for `count`.
+
+        While it goes on the next pass finds `second` proposals, and those behind it `full`, with
+        no wait; else the chain ends.
+        """
+        tokens, us, follows = self._pass(count)
+        next_tokens, next_us, next_follows = self._pass(second)
+        full_tokens, full_us, full_follows = self._pass(full)
+        rest = next_follows / (1.0 - full_follows)
+        return (tokens + follows * (next_tokens + rest * full_tokens)) / (
+            wait_us + us + follows * (next_us + rest * full_us)
+        )
+
+
+def even_chain(acceptance: float, length: int, pass_us: float, row_us: float = 0.0) -> Chain:
+    """Every position is accepted with the same probability."""
+    survivals = tuple(acceptance**k for k in range(length + 2))
+    return Chain(survivals, tuple(accumulate(survivals[1:], initial=0.0)), pass_us, row_us)
 
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
     """Discounted per-request acceptance of one position.
 
-    Censoring-aware: positions behind a rejection teach nothing.
+    Censoring-aware: positions behind a rejection teach nothing. `prior` is what is expected of a
+    sequence of which nothing is known: the mean of its class.
     """
 
     accepted: float = 0.0
     rejected: float = 0.0
+    prior: float = _PRIOR_ACCEPTANCE
 
     def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         if num_draft_tokens == 0:
             return
         self.accepted = self.accepted * _DECAY + num_accepted_tokens
         self.rejected = self.rejected * _DECAY + (num_accepted_tokens < num_draft_tokens)
+        self.forget(_MAX_EVIDENCE)
+
+    def forget(self, most: float) -> None:
+        """Let what was seen count for `most` positions at most."""
+        seen = self.accepted + self.rejected
+        if seen > most:
+            self.accepted *= most / seen
+            self.rejected *= most / seen
 
     @property
     def rate(self) -> float:
         seen = self.accepted + self.rejected
-        return (self.accepted + _PRIOR_WEIGHT * _PRIOR_ACCEPTANCE) / (seen + _PRIOR_WEIGHT)
+        return (self.accepted + _PRIOR_WEIGHT * self.prior) / (seen + _PRIOR_WEIGHT)
 
 
 @dataclass(slots=True)
@@ -85,43 +124,92 @@ class WindowOutlook:
 
 
 class LonePolicy:
-    """Decides the bounded wait of a lone sequence; every other pass starts at once."""
+    """Decides the bounded wait of a lone sequence; every other pass starts at once.
+
+    `last_count`: the proposals that the last wait was for; 0: the last pass started at once.
+    """
 
     def __init__(self, max_wait_us: int) -> None:
         self.max_wait_us = max_wait_us
         self.pass_us = Average()
+        self.num_draft_tokens = Average()  # of the passes that `pass_us` averages
+        self.row_us = 0.0  # what a row costs beside a lone sequence
         self.draft_token_us = Average()  # what a token costs the draft
         self.arrival_us = Average()  # how far apart its tokens get here
         self.rtt_us = Average()
+        self.last_count = 0
         self._hit_rate = 1.0
         self._skipped = 0
+        self._is_held = False
 
     @property
     def token_us(self) -> float | None:
         """Time between proposals; None before the first."""
-        known = (self.draft_token_us.value, self.arrival_us.value)
-        return max((value for value in known if value is not None), default=None)
+        draft_us, arrival_us = self.draft_token_us.value, self.arrival_us.value
+        if draft_us is None or arrival_us is None:
+            return draft_us or arrival_us
+        return max(draft_us, arrival_us)
 
-    def wait_until(self, outlook: WindowOutlook, acceptance: float, now_us: int) -> int:
-        """When the pass should start at the latest; <= `now_us` means now."""
+    def learn_pass(self, pass_us: int, num_draft_tokens: int) -> None:
+        """A pass without prompts."""
+        self.pass_us.update(pass_us)
+        self.num_draft_tokens.update(num_draft_tokens)
+
+    def take_held(self) -> bool:
+        """Whether the pass that has just ended had been held."""
+        was_held, self._is_held = self._is_held, False
+        return was_held
+
+    def wait_until(
+        self,
+        outlook: WindowOutlook,
+        acceptance: float,
+        now_us: int,
+        survivals: Survivals | None = None,
+    ) -> int:
+        """When the pass should start at the latest; <= `now_us` means now.
+
+        `survivals` of the sequence's proposals; without them each is accepted with the
+        probability `acceptance`.
+        """
         pass_us, token_us = self.pass_us.value, self.token_us
         if self.max_wait_us == 0 or not pass_us or not token_us:
             return now_us
         if outlook.have >= outlook.want or not self._may_probe():
             return now_us
-        full = min(outlook.want, max(1, int(pass_us / token_us)))
-        best_us = chain_us(acceptance, outlook.have, full, pass_us, 0.0) / (1.0 + _MIN_GAIN)
-        best_wait = 0.0
+        chain = self._chain(acceptance, outlook.want, pass_us, survivals)
+        in_pass = int(pass_us / token_us)
+        full = min(outlook.want, max(1, in_pass))
         ready_us = outlook.since_us + self._resume_us(token_us) * outlook.is_flushed
-        for count in range(outlook.have + 1, outlook.want + 1):
+        best_wait, best_count = 0.0, outlook.have
+        best = 0.0
+        for count in range(outlook.have, outlook.want + 1):
+            wait_us = max(0.0, ready_us - now_us) if count > outlook.have else 0.0
             ready_us += token_us
-            wait_us = max(0.0, ready_us - now_us)
-            total_us = chain_us(acceptance, count, full, pass_us, wait_us)
-            if total_us < best_us and wait_us <= self.max_wait_us:
-                best_us, best_wait = total_us, wait_us
+            # What comes while the pass runs; the token that it commits itself is the first.
+            late_us = max(0.0, ready_us - now_us - wait_us)
+            second = min(full, max(0, int((pass_us - late_us) / token_us)))
+            rate = chain.rate(count, second, full, wait_us)
+            if wait_us > self.max_wait_us:
+                break
+            if rate > best * (1.0 + _MIN_GAIN * (best_count == outlook.have)):
+                best, best_wait, best_count = rate, wait_us, count
+        self.last_count = best_count
         if best_wait == 0.0:
             return now_us
+        self._is_held = True
         return now_us + min(self.max_wait_us, int(best_wait * 1.25) + 200)
+
+    def _chain(
+        self, acceptance: float, want: int, pass_us: float, survivals: Survivals | None
+    ) -> Chain:
+        row_us = min(self.row_us, pass_us)
+        base_us = pass_us - row_us * (self.num_draft_tokens.value or 0.0)
+        base_us = max(base_us, 0.2 * pass_us)
+        if survivals is None or len(survivals.negatives) <= want + 1:
+            return even_chain(acceptance, want, base_us, row_us)
+        right = (1.0, *(-value for value in survivals.negatives[: want + 1]))
+        return Chain(right, survivals.sums, base_us, row_us)
 
     def _resume_us(self, token_us: float) -> float:
         """Until the draft has heard a correction and is done with the pass that it interrupts."""

@@ -8,151 +8,60 @@ threads or clocks; times are arguments in microseconds. Nothing here can change 
 
 In the rejection modes caps must not depend on the values of proposals (C2, B1): everything used
 here is known before they are drawn (past rounds, times, counts).
+
+Parts: `acceptance_model`, `pass_cost`, `decision` (the argmax over both), `profit` (does drafting
+pay at all, measured), `lone_wait`. Until passes are measured K is `num_speculative_tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline.protocol.lone_wait import AcceptanceEstimate, LonePolicy
-from paceline.sampling.params import VerificationMode
+from paceline.protocol import decision
+from paceline.protocol.acceptance_model import AcceptanceClass, ClassCounts, Survivals
+from paceline.protocol.decision import Choice, Explanation
+from paceline.protocol.draft_cost import DraftCost
+from paceline.protocol.lone_wait import AcceptanceEstimate, Average, LonePolicy
+from paceline.protocol.lookahead_types import (
+    Grant,
+    Guidance,
+    LookaheadLimits,
+    PassRecord,
+    SequenceLookahead,
+    StarvationCounts,
+    Window,
+)
+from paceline.protocol.pass_cost import PassCost
+from paceline.protocol.profit import DealState, Profit
+from paceline.protocol.row_price import RowPrice
+from paceline.protocol.sequence_book import SequenceBook
 
+__all__ = [
+    "AcceptanceClass",
+    "AcceptanceEstimate",
+    "Choice",
+    "ClassCounts",
+    "DealState",
+    "Explanation",
+    "Grant",
+    "Guidance",
+    "LookaheadLimits",
+    "LookaheadPolicy",
+    "PassRecord",
+    "SequenceLookahead",
+    "StarvationCounts",
+    "Window",
+]
 
-@dataclass(frozen=True, slots=True)
-class LookaheadLimits:
-    """What a deployment allows. `num_speculative_tokens`: K where `is_adaptive` is False, and
-    before anything was measured; `max_num_speculative_tokens` 0: off. `max_draft_ahead`: positions
-    beyond the committed text."""
-
-    is_adaptive: bool = True
-    num_speculative_tokens: int = 4
-    max_num_speculative_tokens: int = 16
-    max_draft_ahead: int = 16
-    max_fan_out: int = 0
-    max_lone_wait_us: int = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptanceClass:
-    """Sequences whose proposals are expected to fare alike: same draft, mode and temperature.
-
-    `temperature` is rounded by `of`, so that there are few classes.
-    """
-
-    draft_model: str
-    mode: VerificationMode
-    temperature: float
-
-    @staticmethod
-    def of(draft_model: str, mode: VerificationMode, temperature: float) -> AcceptanceClass:
-        return AcceptanceClass(draft_model, mode, round(4 * temperature) / 4)
-
-
-@dataclass(frozen=True, slots=True)
-class ClassCounts:
-    """Discounted counts of one class: proposals at position k (0-based) of a window that were
-    verified with all before them accepted (`reached`), and those that were `accepted`."""
-
-    reached: tuple[float, ...]
-    accepted: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Guidance:
-    """What the Controller tells a target: the fleet's knowledge, and what is scarce.
-
-    `priors`: counts of classes pooled over the fleet, this target's own not counted twice.
-    Ceilings hold beside the deployment's; None: no ceiling.
-    """
-
-    priors: Mapping[AcceptanceClass, ClassCounts] = field(default_factory=dict)
-    max_draft_ahead: int | None = None
-    max_num_speculative_tokens: int | None = None
-
-
-@dataclass(slots=True)
-class SequenceLookahead:
-    """What the policy knows of one sequence; it belongs to the sequence, only the policy writes.
-
-    `asked`: most proposals to verify in a pass that the request wants (0: no drafting for it; None:
-    it leaves that to us); `is_fixed`: always so many, whatever is predicted. `cap` is the K in
-    force: what a full window would be cut to now. `key` changes when another draft takes over.
-    """
-
-    key: AcceptanceClass
-    asked: int | None = None
-    is_fixed: bool = False
-    cap: int = 0
-    posterior: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """One decoding sequence when a pass is planned: `have` proposals are here and would fit."""
-
-    lookahead: SequenceLookahead
-    have: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """How far a draft may run for a sequence: `draft_ahead` positions beyond the committed text
-    (0: it rests), with branches for `fan_out` runner-ups of each."""
-
-    draft_ahead: int
-    fan_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PassRecord:
-    """One pass that was done. `num_rows` were computed, `num_prefill_rows` of them for prompts;
-    `num_sequences` are the decoding ones, `num_draft_tokens` the proposals among the rows,
-    `num_committed` all tokens that came out. `idle_us`: how long the engine had stood still
-    before, while there was work; None when there was none (then nothing can be said)."""
-
-    num_sequences: int
-    num_rows: int
-    num_prefill_rows: int
-    num_draft_tokens: int
-    num_committed: int
-    started_us: int
-    ended_us: int
-    idle_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One candidate of a decision: so many proposals per sequence (mean), and what is predicted."""
-
-    num_speculative_tokens: float
-    rows: int
-    tokens_per_pass: float
-    pass_us: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return 1e6 * self.tokens_per_pass / self.pass_us if self.pass_us else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The last decision: what it was made from (names to figures, units in the names), the
-    candidates in order of K, the chosen one, and why in a sentence."""
-
-    inputs: Mapping[str, float]
-    choices: tuple[Choice, ...]
-    chosen: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StarvationCounts:
-    """Since start. `wanted`: accepted tokens expected of the windows that the policy would have
-    verified; `missing`: those of them that had not arrived (both weighted by acceptance)."""
-
-    wanted: float = 0.0
-    missing: float = 0.0
+_LEAST_SURVIVAL = 0.02  # of proposals that K looks at: others gain next to nothing
+_EXPLORE_EVERY = 32  # windows that hold more than is wanted: one of so many gets one more
+_PROBE_TOKENS = 2  # proposals of a sequence that probes for its resting class
+_PROBE_PASSES = 6  # with proposals, beside those that the first of them take to come
+_RESTING_WEIGHT = 4.0  # most evidence that a sequence keeps when it goes to rest: probes count
+_ACTIVE_PASSES = 32  # without a proposal, and the drafts are taken to be gone
+_REST = Grant(0)
 
 
 class LookaheadPolicy:
@@ -161,6 +70,21 @@ class LookaheadPolicy:
     def __init__(self, limits: LookaheadLimits) -> None:
         self.limits = limits
         self.lone = LonePolicy(limits.max_lone_wait_us)
+        self.profit = Profit()
+        self._guidance = Guidance()
+        self._book = SequenceBook(limits.max_num_speculative_tokens)
+        self._price = RowPrice()
+        self._cost = PassCost()
+        self._draft = DraftCost(self.lone)
+        self._idle_us = Average(weight=0.05)
+        self._num_passes = 0
+        self._batch = 1  # decoding sequences of the last pass
+        self._num_explorable = 0
+        self._last_active = -_ACTIVE_PASSES  # the last pass that had, or could have had, proposals
+        self._is_drafting = False  # somebody had a K > 0 when the last pass was planned
+        self._max_ahead = 0  # the largest credit since the last look at K
+        self._grants: dict[tuple[int, int], Grant] = {}  # <= (draft-ahead + 1) x (fan-out + 1)
+        self._last: tuple[Sequence[Window], int, int] | None = None
 
     # -- what is decided --------------------------------------------------------------------
 
@@ -168,33 +92,151 @@ class LookaheadPolicy:
         """Proposals to verify in the next pass, one number per window, each <= its `have`.
 
         `num_other_rows` are in the pass anyway (prompts); at most `max_rows` proposals fit.
-        Also sets the `cap` of each sequence.
         """
-        left = max_rows
-        counts = []
+        if not windows:
+            return []
+        self._batch = len(windows)
+        self._last = (windows, num_other_rows, max_rows)
+        self._is_drafting = self._book.count_wanted(windows)
+        if self.limits.is_adaptive and self._cost.is_measured:
+            if self._price.is_due(self._batch, self._num_passes):
+                self._set_price(windows, max_rows)
+            return self._plan_best(windows, num_other_rows, max_rows)
+        return self._plan_evenly(windows, max_rows)
+
+    def _plan_evenly(self, windows: Sequence[Window], max_rows: int) -> list[int]:
+        is_resting = self.profit.deal.is_resting
+        wanted = [
+            min(window.have, self._first_count(window.lookahead))
+            if not is_resting or self._is_fixed(window.lookahead)
+            else 0
+            for window in windows
+        ]
+        return decision.share_evenly(wanted, max_rows)
+
+    def _plan_best(
+        self, windows: Sequence[Window], num_other_rows: int, max_rows: int
+    ) -> list[int]:
+        """Who has a fixed K gets it first; the rest is the argmax of 2g.5."""
+        counts, left = [0] * len(windows), max_rows
+        adaptive: list[tuple[Survivals, int]] = []
+        places: list[int] = []
+        negatives: list[float] = []
+        is_resting = self.profit.deal.is_resting
         for index, window in enumerate(windows):
-            share = -(-left // (len(windows) - index))
-            counts.append(max(0, min(window.have, self.ceiling(window.lookahead), share)))
-            left -= counts[-1]
+            lookahead, have = window.lookahead, window.have
+            if not have:
+                continue
+            if lookahead.is_fixed:
+                share = -(-left // (len(windows) - index))
+                counts[index] = max(0, min(have, self.ceiling(lookahead), share))
+                left -= counts[index]
+            elif not is_resting:
+                room = min(have, self.ceiling(lookahead))
+                survivals = self._book.survivals(lookahead)
+                negatives += survivals.negatives[:room]
+                adaptive.append((survivals, room))
+                places.append(index)
+        negatives.sort()
+        num_fixed = max_rows - left
+        del negatives[max(0, left) :]
+        cost_us = self._cost.curve(len(windows), num_other_rows, num_fixed + len(negatives))
+        if not negatives or cost_us is None:
+            return counts
+        num_rows, _ = decision.best_rows(
+            negatives, len(windows), cost_us[num_fixed:] if num_fixed else cost_us, self._idle
+        )
+        shares = decision.share_rows(adaptive, negatives, num_rows)
+        for index, count in zip(places, shares, strict=True):
+            counts[index] = count
+        self._explore(windows, counts, left - num_rows)
         return counts
+
+    def _explore(self, windows: Sequence[Window], counts: list[int], left: int) -> None:
+        """Probing sequences get theirs; one window in 32 that holds more gets one row more.
+
+        It goes by a counter: neither chance nor what is proposed has a say.
+        """
+        for index, window in enumerate(windows):
+            count, lookahead = counts[index], window.lookahead
+            if left < 1:
+                return
+            if count >= window.have or lookahead.is_fixed or count >= self.ceiling(lookahead):
+                continue
+            if lookahead.probe_until:
+                more = min(window.have, self.ceiling(lookahead), _PROBE_TOKENS) - count
+                counts[index] += max(0, min(more, left))
+                left -= max(0, more)
+            elif count and lookahead.cap:
+                self._num_explorable += 1
+                if self._num_explorable % _EXPLORE_EVERY == 0:
+                    counts[index] += 1
+                    left -= 1
 
     def ceiling(self, lookahead: SequenceLookahead) -> int:
         """Most proposals that a pass may verify for the sequence, whatever is predicted; 0: it
         needs no draft. The K itself where that is fixed."""
         wanted, limits = lookahead.asked, self.limits
+        most = limits.max_num_speculative_tokens
         if wanted is None:
-            wanted = limits.num_speculative_tokens
-        return min(wanted, limits.max_num_speculative_tokens)
+            wanted = limits.num_speculative_tokens if self._is_fixed(lookahead) else most
+        given = self._guidance.max_num_speculative_tokens
+        return min(wanted, most) if given is None else min(wanted, most, given)
+
+    def _is_fixed(self, lookahead: SequenceLookahead) -> bool:
+        return lookahead.is_fixed or not self.limits.is_adaptive
+
+    def _first_count(self, lookahead: SequenceLookahead) -> int:
+        """K where it is fixed, or as long as nothing is measured."""
+        ceiling = self.ceiling(lookahead)
+        if lookahead.asked is None:
+            return min(ceiling, self.limits.num_speculative_tokens)
+        return ceiling
 
     def grant(self, lookahead: SequenceLookahead) -> Grant:
         """How far the sequence's draft may run from now on: asked before each open and verdict.
 
         A credit that was given is never taken back; a smaller one holds for what comes after.
         """
-        lookahead.cap = self.ceiling(lookahead)
-        if not lookahead.cap:
-            return Grant(0)
-        return Grant(min(self.limits.max_draft_ahead, 2 * lookahead.cap + 1))
+        if self._is_fixed(lookahead):
+            lookahead.cap = self.ceiling(lookahead)
+            return self._grant(lookahead, 2 * lookahead.cap + 1) if lookahead.cap else _REST
+        old_cap, lookahead.cap = lookahead.cap, 0
+        if not self.profit.deal.may_grant:
+            return _REST
+        lookahead.cap = count = self._best_count(lookahead)
+        if count:
+            is_lone = self._batch == 1 and lookahead.is_corrected
+            return self._grant(lookahead, self._draft.credit(count, is_lone))
+        if lookahead.probe_until and self.ceiling(lookahead):
+            return self._grant(lookahead, _PROBE_TOKENS + self._draft.depth)
+        if old_cap:
+            lookahead.posterior.forget(_RESTING_WEIGHT)
+        return _REST
+
+    def _grant(self, lookahead: SequenceLookahead, ahead: int) -> Grant:
+        ahead = min(ahead, self.limits.max_draft_ahead)
+        if self._guidance.max_draft_ahead is not None:
+            ahead = min(ahead, self._guidance.max_draft_ahead)
+        fan_out = 0
+        if self.limits.max_fan_out:
+            most = self._guidance.max_fan_out
+            fan_out = self._draft.fan_out(lookahead.key.mode, self.limits.max_fan_out)
+            fan_out = fan_out if most is None else min(fan_out, most)
+        self._max_ahead = max(self._max_ahead, ahead)
+        key = (ahead, fan_out)
+        grant = self._grants.get(key)
+        if grant is None:
+            grant = self._grants[key] = Grant(ahead, fan_out)
+        return grant
+
+    def _best_count(self, lookahead: SequenceLookahead) -> int:
+        """K of a full window."""
+        survival = self._price.survival
+        if survival is None:
+            return self._first_count(lookahead)
+        negatives = self._book.survivals(lookahead).negatives
+        return bisect_right(negatives, -survival, 0, self.ceiling(lookahead))
 
     # -- what is told -----------------------------------------------------------------------
 
@@ -203,17 +245,73 @@ class LookaheadPolicy:
         self.grant(lookahead)
 
     def end_round(
-        self, lookahead: SequenceLookahead, num_draft_tokens: int, num_accepted_tokens: int
+        self,
+        lookahead: SequenceLookahead,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        was_foreseen: bool | None = None,
     ) -> None:
-        """A sequence's share of a pass: `num_draft_tokens` were verified."""
-        lookahead.posterior.update(num_draft_tokens, num_accepted_tokens)
+        """A sequence's share of a pass: `num_draft_tokens` were verified.
+
+        `was_foreseen`: whether the pass's own token behind a full acceptance (or a plain round's)
+        equals the proposal that has come for its place meanwhile; None: none has, or the mode does
+        not compare. Where passes never wait, that is all that shows a draft to be always wrong.
+        """
+        lookahead.is_corrected = num_accepted_tokens < num_draft_tokens or was_foreseen is False
+        if was_foreseen is not None:
+            num_draft_tokens += 1
+            num_accepted_tokens += was_foreseen
+        if num_draft_tokens:
+            self._book.learn(lookahead, num_draft_tokens, num_accepted_tokens)
+        if self._price.survival is None or lookahead.is_fixed:
+            return
+        if lookahead.probe_until:
+            self._end_probe_round(lookahead)
+        elif lookahead.cap or not self.profit.deal.may_grant or not self.ceiling(lookahead):
+            return
+        elif self._book.rest(lookahead, self._price.survival):
+            lookahead.probe_until = self._num_passes + self._draft.depth + _PROBE_PASSES
+
+    def _end_probe_round(self, lookahead: SequenceLookahead) -> None:
+        if self._best_count(lookahead):
+            lookahead.probe_until = 0
+            self._book.profile(lookahead).probes.win()
+            lookahead.probes.win()
+        elif lookahead.is_corrected or self._num_passes >= lookahead.probe_until:
+            lookahead.probe_until = 0
 
     def end_pass(self, record: PassRecord) -> None:
+        self._num_passes += 1
+        pass_us = record.ended_us - record.started_us
+        was_held = self.lone.take_held()
         if not record.num_prefill_rows:
-            self.lone.pass_us.update(record.ended_us - record.started_us)
+            self.lone.learn_pass(pass_us, record.num_draft_tokens)
+            self.lone.row_us = self._cost.row_us(1)
+        if not self.limits.is_adaptive:
+            return
+        if not self.profit.deal.is_resting:
+            self._cost.record(
+                record.num_sequences, record.num_rows, record.num_prefill_rows, pass_us
+            )
+        idle_us = record.idle_us or 0
+        if idle_us and not was_held:
+            self._idle_us.update(min(idle_us, pass_us))
+        if record.num_draft_tokens:
+            self._last_active = self._num_passes
+        if not record.num_prefill_rows and pass_us > 0:
+            is_active = self._num_passes - self._last_active < _ACTIVE_PASSES
+            self.profit.record(
+                record.num_sequences,
+                record.num_committed,
+                pass_us + idle_us,
+                record.ended_us,
+                self._is_drafting and is_active,
+                self._draft.run_down_us(self._max_ahead),
+            )
 
     def learn_draft_step(self, step_us: float, num_tokens: int) -> None:
         """A draft says that `num_tokens` took it `step_us` of computing."""
+        self._last_active = self._num_passes
         self.lone.draft_token_us.update(step_us / num_tokens)
 
     def learn_arrival(self, since_last_us: float, num_tokens: int) -> None:
@@ -221,25 +319,82 @@ class LookaheadPolicy:
         self.lone.arrival_us.update(since_last_us / num_tokens)
 
     def learn_rtt(self, rtt_us: float) -> None:
-        self.lone.rtt_us.update(rtt_us)
+        self._draft.learn_rtt(rtt_us)
 
     def guide(self, guidance: Guidance) -> None:
         """The Controller's word; the last one holds until there is another."""
+        self._guidance = replace(guidance, priors={})
+        self._book.model.set_priors(guidance.priors)
 
     def set_limits(self, limits: LookaheadLimits) -> None:
         """The configuration has changed; holds from the next decision on."""
         self.limits = limits
         self.lone.max_wait_us = limits.max_lone_wait_us
+        self._book.model.set_length(limits.max_num_speculative_tokens)
+        self._price.expire()
+        self._grants.clear()
+
+    # -- what is known ----------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> float:
+        return self._idle_us.value or 0.0
+
+    def _set_price(self, windows: Sequence[Window], max_rows: int) -> None:
+        self._cost.refresh()
+        groups: dict[tuple[Survivals, int], int] = {}
+        for window in windows:
+            lookahead = window.lookahead
+            if not lookahead.is_fixed:
+                survivals = self._book.survivals(lookahead)
+                most = self.ceiling(lookahead)
+                key = (survivals, bisect_right(survivals.negatives, -_LEAST_SURVIVAL, 0, most))
+                groups[key] = groups.get(key, 0) + 1
+        total = sum(ceiling * count for (_, ceiling), count in groups.items())
+        total = max(0, min(total, max_rows))
+        cost_us = self._cost.curve(len(windows), 0, total)
+        if not groups or cost_us is None:
+            return
+        self._price.update(groups, total, len(windows), cost_us, self._idle)
+        self._draft.update_fan_out(self._num_passes)
 
     # -- what can be seen -------------------------------------------------------------------
 
     def class_counts(self) -> dict[AcceptanceClass, ClassCounts]:
         """What this target itself has seen: for the Controller's pool."""
-        return {}
+        return self._book.model.counts()
 
     def starvation(self) -> StarvationCounts:
-        return StarvationCounts()
+        return self._book.starvation
 
     def explain(self) -> Explanation | None:
-        """The last decision; None before the first."""
-        return None
+        """The last decision; None before the first that rests on measurements."""
+        if self._last is None or self._price.survival is None:
+            return None
+        windows, num_other_rows, max_rows = self._last
+        num_sequences = len(windows)
+        lookaheads = [window.lookahead for window in windows]
+        alpha = sum(self._book.survivals(a).alpha for a in lookaheads) / num_sequences
+        ceiling = max(self.ceiling(lookahead) for lookahead in lookaheads)
+        ceiling = min(ceiling, max(0, max_rows) // num_sequences)
+        cost_us = self._cost.curve(num_sequences, num_other_rows, num_sequences * ceiling)
+        if cost_us is None:
+            return None
+        chosen = min(ceiling, round(sum(a.cap for a in lookaheads) / num_sequences))
+        inputs = {
+            "num_sequences": num_sequences,
+            "num_prefill_rows": num_other_rows,
+            "acceptance_rate": alpha,
+            "min_survival": self._price.survival,
+            "pass_us": cost_us[0],
+            "row_us": self._cost.row_us(num_sequences),
+            "idle_us": self._idle,
+            "max_num_speculative_tokens": ceiling,
+            "max_draft_ahead": self.limits.max_draft_ahead,
+            **self._draft.inputs(),
+            **self.profit.inputs(),
+        }
+        mean = self._book.profile(lookaheads[0]).survivals(alpha)
+        options = decision.choices(mean, num_sequences, cost_us, self._idle, ceiling)
+        reason = decision.reason(options, chosen, self.profit.deal.state)
+        return Explanation(inputs, options, chosen, reason)

@@ -16,6 +16,7 @@ from paceline.sampling.sparse_probs import SparseProbs
 PROTOCOL_VERSION = 1
 TRACE_CONTEXT_BYTES = 25
 MAX_FAN_OUT = 16
+MAX_BRANCH_TOKENS = 256  # of one sequence, sent between two verdicts
 # The modes whose proposals travel with the laws that they were drawn from. In the other two the
 # target matches proposals against its own samples, and it does not matter where they come from.
 REJECTION_MODES = frozenset({VerificationMode.REJECTION, VerificationMode.BLOCK})
@@ -97,8 +98,13 @@ class DraftTokens:
     `context_hash` is the hash (`protocol.token_log`) of all tokens before `start`: a proposal made
     from another context is recognised exactly. `last_round` is the newest verdict round that the
     draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's monotonic
-    clock when the message left. Proposals of a branch look the same: their context ends with a
-    token that the target may commit in place of the draft's own.
+    clock when the message left.
+
+    `is_branch`: the context is not the draft's own text. It goes on from a runner-up, a token that
+    the target may commit in place of the draft's own; the target holds such proposals beside its
+    window until it knows, and never misses one (no `Nack`). Only where `fan_out` was granted in
+    this epoch, within the same limit of positions, and at most `MAX_BRANCH_TOKENS` tokens of a
+    sequence between two of its verdicts: the target holds no more.
     """
 
     session_id: int
@@ -110,6 +116,7 @@ class DraftTokens:
     draft_us: int = 0
     sent_us: int = 0
     draft_probs: tuple[SparseProbs, ...] = ()
+    is_branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

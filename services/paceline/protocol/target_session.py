@@ -6,85 +6,29 @@ threads, transports or time. Fallback is not a mode: with an empty window `begin
 
 Layout of `log`: `[prompt | committed output | window]`; `committed_len` ends the second part.
 
-Rejection modes: why the output keeps the target's law (math.md 2a, 2d)
------------------------------------------------------------------------
-A round is exact when, given the committed text, each proposal it verifies is a draw from the law
-stated for it (C1), whether it is verified does not depend on its value (C2), the target's own
-noise is new (C3) and the length of the block does not depend on its values (B1). So a proposal
-may be carried over to a later round only if no earlier round has looked at its value:
-
-- A plain round, or one that accepts every proposal it verified, looked at no proposal behind
-  them. Its last token y was drawn without them. If y differs from the proposal at its place, the
-  context of all behind is gone and so are they. If it is equal, that depends on the value at y's
-  place alone, and what lies behind is still a draw from its stated law. It stays, and the next
-  block starts afresh with it (B3).
-- A round that rejects has looked at the rejected proposal, and in block mode at every verified
-  one behind it: their values are part of why it was rejected. In exact arithmetic the recovered
-  token differs from the rejected one (where the residual has mass, acceptance is certain), and
-  the context of all behind is gone. Rounding, and the fallback for laws equal up to rounding, can
-  recover the very token that was rejected, and then contexts and hashes fit as if nothing had
-  happened. Verified again, the values behind would be conditioned on their rejection (B2). No
-  sampler is trusted with that: the window is cut at the committed tokens, whatever fits;
-  messages that left before the draft knew of this round are STALE, whatever fits; and the draft,
-  told by `Verdict.has_rejection`, drops the same and redraws with new noise. What it sends later
-  carries a `last_round` that is new enough and nothing old: it dropped that before it took note
-  of the round.
+Two more parts have modules of their own: `window_laws` (the laws of proposals in the rejection
+modes, and why the output keeps the target's law) and `alternates` (proposals of branches, which
+fit only if the target commits a token that the draft did not expect).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.generation import FinishReason, TokenOrigin
+from paceline.generation import FinishReason
+from paceline.protocol.alternates import Alternates
 from paceline.protocol.link import LinkEvent, LinkState, next_state
-from paceline.protocol.messages import (
-    REJECTION_MODES,
-    DraftTokens,
-    Opened,
-    OpenSession,
-    OpenStatus,
-    Verdict,
-)
+from paceline.protocol.messages import DraftTokens, Opened, OpenSession, OpenStatus, Verdict
+from paceline.protocol.rounds import Disposition, Step, TokenDelta, token_origins
 from paceline.protocol.token_log import TokenLog
-from paceline.sampling.acceptance import Acceptance, verifiable_len
+from paceline.protocol.window_laws import WindowLaws
+from paceline.sampling.acceptance import Acceptance
 from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.sampling.sparse_probs import SparseProbs
 
+__all__ = ["Disposition", "Step", "TargetSession", "TokenDelta"]
+
 MAX_POSITION = 2**31 - 1
 MAX_UNTOLD = 32  # tokens that a draft which rests may lag behind
-
-
-class Disposition(StrEnum):
-    """What became of a `DraftTokens` message; everything but KEPT changed nothing."""
-
-    KEPT = "kept"
-    DUPLICATE = "duplicate"  # all of it was held already
-    GAP = "gap"  # something before it is missing: answer with a Nack
-    STALE = "stale"  # sent before the draft had seen our last correction
-    DIVERGED = "diverged"  # made from other tokens than ours
-    STALE_EPOCH = "stale_epoch"  # from a replaced draft
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """What one pass committed. `finish_reason` is "stop" (EOS), "length" or None."""
-
-    round: int
-    token_ids: tuple[int, ...]
-    origins: tuple[TokenOrigin, ...]
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What `end_verify` asks of the driver: deliver `delta`, send `verdict` if there is one."""
-
-    delta: TokenDelta
-    verdict: Verdict | None
 
 
 class TargetSession:
@@ -120,7 +64,8 @@ class TargetSession:
         self.stop_token_ids = stop_token_ids
         # How far the draft may run from the next open or verdict on; 0: it rests.
         self.max_draft_ahead = max_draft_ahead
-        self.fan_out = 0  # the one to tell the draft next
+        self.max_untold = MAX_UNTOLD
+        self._fan_out = 0  # the one to tell the draft next
         self.log = TokenLog(prompt_token_ids) if log is None else log
         self.log.extend(output_token_ids)
         # Invariant: prompt_len <= committed_len <= len(log) <= granted_limit or committed_len.
@@ -142,12 +87,12 @@ class TargetSession:
         self._flush_round = 0
         # Round at the last open: whatever a draft says in this epoch, it has seen that much.
         self._open_round = 0
-        # Newest round that rejected a proposal, and the committed length after it.
-        self._rejection_round = 0
-        self._rejection_len = 0
-        self._has_laws = mode in REJECTION_MODES
-        # The laws of the window's proposals, one each; empty in the matching modes.
-        self._window_probs: list[SparseProbs] = []
+        self._laws = WindowLaws(mode)
+        # Largest fan_out ever granted in this epoch: without one there are no branches.
+        self._granted_fan_out = 0
+        self.alternates = Alternates()
+        # Notes of the alternates that the last commit made the window, one for each token.
+        self.adopted: tuple[object, ...] = ()
         self._verifying: tuple[int, ...] | None = None
         self._verifying_probs: tuple[SparseProbs, ...] = ()
 
@@ -180,6 +125,16 @@ class TargetSession:
         return self._flush_round == self.round
 
     @property
+    def fan_out(self) -> int:
+        """For so many runner-ups of each proposal the draft may prepare a branch; never in the
+        rejection modes."""
+        return 0 if self._laws.are_used else self._fan_out
+
+    @fan_out.setter
+    def fan_out(self, fan_out: int) -> None:
+        self._fan_out = fan_out
+
+    @property
     def verifying_probs(self) -> tuple[SparseProbs, ...]:
         """The laws of the proposals that `begin_verify` returned; () in the matching modes."""
         return self._verifying_probs
@@ -203,6 +158,7 @@ class TargetSession:
         self._open_len = self.committed_len
         self._flush_round = self._open_round = self.round
         self._granted_limit = self.limit_position
+        self._granted_fan_out = self.fan_out
         self._told_len = self.committed_len
         return OpenSession(
             session_id=self.session_id,
@@ -236,16 +192,19 @@ class TargetSession:
     def empty_window(self) -> None:
         """Forget the proposals, whatever they are: no law depends on that (C2)."""
         self.log.truncate(self.committed_len)
-        self._window_probs.clear()
+        self._laws.probs.clear()
+        self.alternates.clear()
+        self.adopted = ()
 
     # -- proposals --------------------------------------------------------------------------
 
-    def receive_draft(self, draft: DraftTokens) -> Disposition:
-        """Take proposals into the window.
+    def receive_draft(self, draft: DraftTokens, note: object = None) -> Disposition:
+        """Take proposals into the window, or those of a branch beside it.
 
-        Raises `RemoteProtocolError` when the draft breaks a rule (speaks about tokens it was
-        opened with, or beyond its credit, or states laws that do not fit its proposals); the
-        caller quarantines this session on that draft.
+        `note` comes back in `adopted` if the message is an ALTERNATE and its turn comes. Raises
+        `RemoteProtocolError` when the draft breaks a rule (speaks about tokens it was opened with,
+        or beyond its credit, states laws that do not fit its proposals, or sends a branch that it
+        was not allowed); the caller quarantines this session on that draft.
         """
         if draft.epoch != self.epoch or not self.is_attached:
             return Disposition.STALE_EPOCH
@@ -253,36 +212,50 @@ class TargetSession:
             raise RemoteProtocolError(f"draft at {draft.start}, opened at {self._open_len}")
         if draft.start + len(draft.token_ids) > self._granted_limit:
             raise RemoteProtocolError(f"draft beyond its limit {self._granted_limit}")
-        if len(draft.draft_probs) != (len(draft.token_ids) if self._has_laws else 0):
-            raise RemoteProtocolError(
-                f"{len(draft.draft_probs)} laws for {len(draft.token_ids)} proposals in mode"
-                f" {self.mode}"
-            )
+        if draft.is_branch and not self._granted_fan_out:
+            raise RemoteProtocolError("a branch, and no fan-out was granted")
+        self._laws.check(draft)
         seen_round = max(draft.last_round, self._open_round)
-        if self._has_laws and seen_round < self._rejection_round:
+        if self._laws.is_stale(seen_round):
             return Disposition.STALE
+        held = self._held_len(draft)
+        if held is None and draft.is_branch:
+            return self._hold(draft, note)
         if draft.start > len(self.log):
             return Disposition.GAP if seen_round >= self._flush_round else Disposition.STALE
-        if draft.context_hash != self.log.hash_at(draft.start):
-            return Disposition.DIVERGED
-        held = min(len(draft.token_ids), len(self.log) - draft.start)
-        if self.log.common_len(draft.start, draft.token_ids) < held:
+        if held is None:
             return Disposition.DIVERGED
         if held == len(draft.token_ids):
             return Disposition.DUPLICATE
         self._extend_window(draft, held)
         return Disposition.KEPT
 
+    def _held_len(self, draft: DraftTokens) -> int | None:
+        """How many of its proposals the log has already; None when they do not go on from it."""
+        if draft.start > len(self.log) or draft.context_hash != self.log.hash_at(draft.start):
+            return None
+        held = min(len(draft.token_ids), len(self.log) - draft.start)
+        return held if self.log.common_len(draft.start, draft.token_ids) == held else None
+
     def _extend_window(self, draft: DraftTokens, held: int) -> None:
-        stop = len(draft.token_ids)
-        if self._has_laws:
-            # The block from a lie on is as if never sent; what is before it counts, since to
-            # drop it for what follows it would let values decide (C2).
-            stop = verifiable_len(draft.token_ids, draft.draft_probs)
-            self._window_probs.extend(draft.draft_probs[held:stop])
+        stop = self._laws.add(draft, held)
         self.log.extend(draft.token_ids[held:stop])
         if stop < len(draft.token_ids):
             raise RemoteProtocolError(f"token {draft.token_ids[stop]} has no mass in its own law")
+
+    def _hold(self, draft: DraftTokens, note: object) -> Disposition:
+        """A branch that does not go on from the log. What is committed decides about its first
+        tokens: it must agree with them, and then it reaches beyond (else the log had it all)."""
+        start, token_ids, context_hash = draft.start, draft.token_ids, draft.context_hash
+        num_decided = self.committed_len - start
+        if num_decided >= 0:
+            is_ours = context_hash == self.log.hash_at(start)
+            if not is_ours or self.log.common_len(start, token_ids) < num_decided:
+                return Disposition.STALE
+            start, token_ids = self.committed_len, token_ids[num_decided:]
+            context_hash = self.log.hash_at(start)
+        is_new = self.alternates.put(start, context_hash, token_ids, note)
+        return Disposition.ALTERNATE if is_new else Disposition.DUPLICATE
 
     def receive_nack(self, have_len: int) -> Verdict | None:
         """The draft misses commits: repeat them from `have_len` on (None: nothing to repeat)."""
@@ -295,7 +268,7 @@ class TargetSession:
             have_len,
             self.log.slice(have_len, self.committed_len),
             num_accepted=0,
-            has_rejection=have_len < self._rejection_len,
+            has_rejection=self._laws.is_unheard(have_len),
         )
 
     # -- verification -----------------------------------------------------------------------
@@ -311,10 +284,15 @@ class TargetSession:
         room = self.end_len - self.committed_len - 1
         count = max(0, min(limit, self.window_len, room))
         self._verifying = self.log.slice(self.committed_len, self.committed_len + count)
-        self._verifying_probs = tuple(self._window_probs[:count])
+        self._verifying_probs = tuple(self._laws.probs[:count])
         return self._verifying
 
     def end_verify(self, acceptance: Acceptance) -> Step:
+        """`commit`, and what the draft is to hear of it."""
+        delta = self.commit(acceptance)
+        return Step(delta, self.due_verdict(delta))
+
+    def commit(self, acceptance: Acceptance) -> TokenDelta:
         """Commit accepted proposals and the target's own next token, cut at EOS and at the end."""
         verified = self._verifying
         if verified is None:
@@ -323,35 +301,33 @@ class TargetSession:
         accepted = acceptance.num_accepted_tokens
         if not 0 <= accepted <= len(verified):
             raise LocalProtocolError(f"accepted {accepted} of {len(verified)}")
-        start = self.committed_len
         token_ids = self._cut((*verified[:accepted], acceptance.next_token_id))
-        last = _last_origin(accepted, len(verified))
-        origins = (*(TokenOrigin.ACCEPTED,) * accepted, last)[: len(token_ids)]
+        origins = token_origins(accepted, len(verified))[: len(token_ids)]
         has_rejection = accepted < len(verified)
         self._commit(token_ids, has_rejection)
-        num_accepted = min(accepted, len(token_ids))
-        delta = TokenDelta(
+        return TokenDelta(
             round=self.round,
             token_ids=token_ids,
             origins=origins,
             num_draft_tokens=len(verified),
-            num_accepted_tokens=num_accepted,
+            num_accepted_tokens=min(accepted, len(token_ids)),
             finish_reason=self.finish_reason,
         )
-        return Step(delta, self._due_verdict(start, num_accepted))
 
-    def _due_verdict(self, start: int, num_accepted: int) -> Verdict | None:
-        """Everything that the draft has not been told. One that rests is told now and then: it
-        could do nothing with it, and must not believe that it is forgotten."""
+    def due_verdict(self, delta: TokenDelta) -> Verdict | None:
+        """Everything that the draft has not been told, `delta` at its end; the next pass may have
+        begun. A draft that rests is told now and then: it could do nothing with it, and must not
+        believe that it is forgotten."""
         num_untold = self.committed_len - self._told_len
-        if not self.is_attached or (self.max_draft_ahead == 0 and num_untold < MAX_UNTOLD):
+        num_needed = 1 if self.max_draft_ahead else self.max_untold
+        if not self.is_attached or num_untold < num_needed:
             return None
         told_len, self._told_len = self._told_len, self.committed_len
         return self._verdict(
             told_len,
             self.log.slice(told_len, self.committed_len),
-            num_accepted if told_len == start else 0,
-            has_rejection=told_len < self._rejection_len,
+            delta.num_accepted_tokens if num_untold == len(delta.token_ids) else 0,
+            has_rejection=self._laws.is_unheard(told_len),
         )
 
     def cancel_verify(self) -> None:
@@ -375,20 +351,38 @@ class TargetSession:
         conflict = self.log.set_tokens(self.committed_len, token_ids)
         self.committed_len = end
         self.round += 1
-        if has_rejection:
-            self._rejection_round, self._rejection_len = self.round, end
-            if self._has_laws:
-                self.log.truncate(end)
-                must_hear = True
-        del self._window_probs[: len(token_ids)]
-        del self._window_probs[self.window_len :]
-        if must_hear or conflict is not None:
+        if has_rejection and self._laws.reject(self.round, end):
+            self.log.truncate(end)
+            must_hear = True
+        self._laws.move(len(token_ids), self.window_len)
+        is_flushed = must_hear or conflict is not None
+        if is_flushed:
             self._flush_round = self.round
+        self._adopt(is_flushed=is_flushed)
+
+    def _adopt(self, *, is_flushed: bool) -> None:
+        """The branch that goes on from here, if one is held, is the window from now on.
+
+        After a flush every other one is dead: it hangs on tokens that are not committed. What is
+        adopted stays within the credit, as everything that is held.
+        """
+        self.adopted = ()
+        if not self.alternates:
+            return
+        if not (self.window_len or self.is_finished):
+            taken = self.alternates.take(self.committed_len, self.log.hash_at(self.committed_len))
+            self.log.extend(alternate.token_id for alternate in taken)
+            self.adopted = tuple(alternate.note for alternate in taken)
+        if is_flushed:
+            self.alternates.clear()
+        else:
+            self.alternates.drop_before(self.committed_len)
 
     def _verdict(
         self, start: int, token_ids: tuple[int, ...], num_accepted: int, has_rejection: bool
     ) -> Verdict:
         self._granted_limit = max(self._granted_limit, self.limit_position)
+        self._granted_fan_out = max(self._granted_fan_out, self.fan_out)
         return Verdict(
             session_id=self.session_id,
             epoch=self.epoch,
@@ -400,9 +394,3 @@ class TargetSession:
             has_rejection=has_rejection,
             fan_out=self.fan_out,
         )
-
-
-def _last_origin(accepted: int, verified: int) -> TokenOrigin:
-    if verified == 0:
-        return TokenOrigin.PLAIN
-    return TokenOrigin.BONUS if accepted == verified else TokenOrigin.RECOVERED

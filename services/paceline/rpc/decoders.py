@@ -154,6 +154,7 @@ def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
         draft_us,
         sent_us,
         _laws(wire, limits) if wire.distributions else (),
+        wire.is_branch,
     )
 
 

@@ -94,6 +94,7 @@ def _draft_tokens(message: DraftTokens, wire: pb.DraftTokens) -> None:
     wire.last_round = message.last_round
     wire.draft_us = message.draft_us
     wire.sent_us = message.sent_us
+    wire.is_branch = message.is_branch
     for probs in message.draft_probs:
         law = wire.distributions.add()
         law.token_ids.extend(probs.token_ids)

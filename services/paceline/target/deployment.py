@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,12 +14,15 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from paceline.config import AppConfig
+from paceline.config.live import LiveTargetConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.live_config import LiveConfig
 from paceline.rank_actors import load_replica_engine
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
+from paceline.target.fleet_reporter import FleetReporter
 
 logger = logging.getLogger("ray.serve")
 
@@ -42,8 +46,15 @@ class TargetReplica:
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
-        self._replica_id, self._boot_id = replica_id, boot_id
+        self._replica_id = replica_id
         self._host = config.target.host
+        self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
+        self._live = LiveConfig(
+            "TargetReplica",
+            config.speculation,
+            LiveTargetConfig.model_validate,
+            self._driver.scheduler.set_speculation,
+        )
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
@@ -61,19 +72,17 @@ class TargetReplica:
             return f"{ray.util.get_node_ip_address()}:{server.port}"
         return server.address
 
+    async def reconfigure(self, user_config: Any, rank: Any = None) -> None:
+        """Serve calls it after the constructor, and with every change of `user_config`. (It does so
+        for one that was taken away only where `rank` is asked for.) Requests in progress go on."""
+        self._live.apply(user_config)
+        self._reporter.config_error = self._live.error
+
     async def _report(self, controller: DeploymentHandle) -> None:
-        scheduler = self._driver.scheduler
-        await controller.heartbeat_target.remote(
-            {
-                "replica_id": self._replica_id,
-                "boot_id": self._boot_id,
-                "address": self.address,
-                "pid": os.getpid(),
-                "num_running": scheduler.num_running,
-                "num_waiting": scheduler.num_waiting,
-                "num_drafts": self._driver.num_links,
-            }
-        )
+        self._reporter.expire(time.monotonic())
+        report = self._reporter.report(self._driver.num_links)
+        answer = await controller.heartbeat_target.remote(report)
+        self._reporter.hear(answer, time.monotonic())
 
     async def generate(
         self, request: GenerateRequest

@@ -45,13 +45,15 @@ from paceline.protocol.target_session import Disposition
 from paceline.target.breaker import BreakerState
 from paceline.target.draft_pool import DraftLink, DraftPool
 from paceline.target.open_len import max_open_len
-from paceline.target.sequence import Sequence
+from paceline.target.sequence import Arrival, Sequence
 
 _US = 1_000_000
 MAX_DRAFT_US = _US
 # Prompt tokens for which a draft that has not said anything yet gets `rpc.stall_timeout_s` more.
 TOKENS_PER_STALL_TIMEOUT = 512
 MAX_STALL_TIMEOUTS = 16
+
+SequenceMessage = DraftTokens | Opened | Nack | CloseSession
 
 
 class DraftDesk:
@@ -60,6 +62,7 @@ class DraftDesk:
     Of drafts: attached, drained, dark (and of these: outlawed), probed, restored. Of sequences:
     opened, reopened, moved, open_timeout, stalled, given_up, remote_error, outgrown, gave_up and
     each refusal (busy, unsupported). Of messages: nack, nack_repeated, unknown_session, flood.
+    Of branches: adopted, one for each that became a window.
     """
 
     def __init__(
@@ -67,12 +70,11 @@ class DraftDesk:
         sequences: dict[int, Sequence],
         policy: LookaheadPolicy,
         config: RpcConfig,
-        max_draft_ahead: int,
     ) -> None:
         self._sequences = sequences
         self._policy = policy
         self._config = config
-        self.pool = DraftPool(config, max_draft_ahead)
+        self.pool = DraftPool(config)
         self.counts: Counter[str] = Counter()
         self._now_us = 0  # the latest that we were told
         # By link, as of this `maintain`: a sum over all sessions for each of them is too slow.
@@ -153,7 +155,7 @@ class DraftDesk:
         an open empties the window.
         """
         link = self.pool.get(sequence.draft_id)
-        if link is None or not link.is_draining or not self._may_open(sequence, now_us):
+        if link is None or not link.is_draining or not self.may_open(sequence, now_us):
             return
         link_id = self._choose(sequence, now_us)
         if link_id is None:
@@ -166,7 +168,7 @@ class DraftDesk:
     def try_open(self, sequence: Sequence, now_us: int) -> None:
         """Hand the sequence to the least loaded draft, if it wants one and one is there."""
         session = sequence.session
-        if session.link is not LinkState.LOST or not self._may_open(sequence, now_us):
+        if session.link is not LinkState.LOST or not self.may_open(sequence, now_us):
             return
         if not self._policy.grant(sequence.lookahead).draft_ahead:
             return  # it is to rest
@@ -188,7 +190,7 @@ class DraftDesk:
         self.pool.send(sequence.draft_id, message, grants=True)
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
 
-    def _may_open(self, sequence: Sequence, now_us: int) -> bool:
+    def may_open(self, sequence: Sequence, now_us: int) -> bool:
         """Whether any draft may be asked to serve the sequence now."""
         session = sequence.session
         if not self._policy.ceiling(sequence.lookahead) or session.epoch > self._config.max_reopens:
@@ -244,6 +246,8 @@ class DraftDesk:
     def send_verdict(self, sequence: Sequence, verdict: Verdict | None) -> None:
         """Tell the draft (None: it rests and owes us nothing), unless the text has outgrown its
         context: then it has nothing more to give, and its place and KV blocks are for others."""
+        if sequence.session.adopted:
+            self.counts["adopted"] += 1
         if verdict is None or sequence.session.has_draft_room:
             if verdict is not None:
                 self.pool.send(sequence.draft_id, verdict, grants=True)
@@ -270,11 +274,7 @@ class DraftDesk:
                 pass  # Ping, Pong and Bye are the stream's own affair
 
     def _receive_for_sequence(
-        self,
-        link_id: int,
-        message: DraftTokens | Opened | Nack | CloseSession,
-        now_us: int,
-        wire_us: int,
+        self, link_id: int, message: SequenceMessage, now_us: int, wire_us: int
     ) -> None:
         link = self.pool.get(link_id)
         if link is None or not self.pool.spend(link_id):
@@ -311,10 +311,11 @@ class DraftDesk:
         # Two arrivals in one window under one verdict: no flush and no lack of credit between.
         goes_on = session.window_len > 0 and sequence.last_arrival_us > sequence.ready_us
         since_last_us = now_us - sequence.last_arrival_us
-        disposition = session.receive_draft(draft)
+        arrival = Arrival.of(draft, now_us, wire_us)
+        disposition = session.receive_draft(draft, note=arrival)
         self.counts[disposition] += 1
         if disposition is Disposition.KEPT:
-            sequence.keep(draft, now_us, wire_us)
+            sequence.keep(arrival)
             sequence.open_pause_us = 0  # this draft is worth coming back to
             sequence.patience.reward(now_us, _has_credit(sequence))
             if link.breaker.keep(now_us):
@@ -326,8 +327,8 @@ class DraftDesk:
             if goes_on:
                 self._policy.learn_arrival(since_last_us, len(draft.token_ids))
         elif disposition is Disposition.GAP:
-            nack = Nack(session.session_id, session.epoch, len(session.log))
-            self.pool.send(sequence.draft_id, nack)
+            have_len = len(session.log)
+            self.pool.send(sequence.draft_id, Nack(session.session_id, session.epoch, have_len))
 
     def _opened(self, link: DraftLink, sequence: Sequence, opened: Opened, now_us: int) -> None:
         if not sequence.session.receive_opened(opened):

@@ -10,16 +10,37 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from paceline.config import RpcConfig
-from paceline.protocol.messages import Hello, TargetMessage
+from paceline.protocol.messages import (
+    MAX_BRANCH_TOKENS,
+    Hello,
+    OpenSession,
+    TargetMessage,
+    Verdict,
+)
 from paceline.sampling.params import VerificationMode
 from paceline.target.breaker import Breaker, Breakers
 
-# What one of our messages may bring back: the proposals of a whole credit, one by one, twice
-# over, and a Nack. An honest draft stays far below; a flood runs dry and earns strikes. Answers
-# grant nothing, so this bounds every loop of messages, too: of Nacks, gaps and late proposals.
+# What one of our messages may bring back: the proposals of the whole credit that it states and of
+# the branches that it allows, one by one, twice over, and a Nack. An honest draft stays far below;
+# a flood runs dry and earns strikes. Answers grant nothing, so this bounds every loop of messages,
+# too: of Nacks, gaps and late proposals.
 ANSWERS_PER_POSITION = 2
 ANSWERS_EXTRA = 8
 ALLOWANCE_FLOOR = 1024
+
+
+def max_answers(message: TargetMessage) -> int:
+    """Most messages about its sequence that an honest draft may send because of this one."""
+    match message:
+        case OpenSession() | Verdict():
+            end = len(message.token_ids) + (message.start if isinstance(message, Verdict) else 0)
+            num_positions = max(0, message.limit_position - end)
+            # Each runner-up of each position may be a branch, with up to so many tokens.
+            num_of_branches = message.fan_out * num_positions**2
+            num_tokens = num_positions + min(num_of_branches, MAX_BRANCH_TOKENS)
+            return ANSWERS_PER_POSITION * num_tokens + ANSWERS_EXTRA
+        case _:
+            return ANSWERS_EXTRA
 
 
 @dataclass(slots=True)
@@ -27,6 +48,8 @@ class DraftLink:
     """One attached draft. `strikes` counts broken rules; `sessions` are sequence ids.
 
     `allowance`: messages about sequences that it may still send. Invariant: <= `max_allowance`.
+    `most_answers`: the most that one of our messages has allowed. It does not fall with a smaller
+    credit: what was sent under a larger one may still be on its way.
     """
 
     hello: Hello
@@ -38,15 +61,15 @@ class DraftLink:
     busy_until_us: int = 0
     allowance: int = ALLOWANCE_FLOOR
     max_allowance: int = ALLOWANCE_FLOOR
+    most_answers: int = ANSWERS_EXTRA
 
 
 class DraftPool:
     """Links by id. `rpc.max_remote_errors` broken rules cost a draft its stream."""
 
-    def __init__(self, config: RpcConfig, max_draft_ahead: int = 16) -> None:
+    def __init__(self, config: RpcConfig) -> None:
         self.max_strikes = config.max_remote_errors
         self._breakers = Breakers(config)
-        self._answers = ANSWERS_PER_POSITION * max_draft_ahead + ANSWERS_EXTRA
         self._links: dict[int, DraftLink] = {}
 
     def __len__(self) -> int:
@@ -129,8 +152,10 @@ class DraftPool:
             return
         link.outbox.append(message)
         if grants:
-            link.max_allowance = max(ALLOWANCE_FLOOR, self._answers * 2 * len(link.sessions))
-            link.allowance = min(link.max_allowance, link.allowance + self._answers)
+            num_answers = max_answers(message)
+            link.most_answers = max(link.most_answers, num_answers)
+            link.max_allowance = max(ALLOWANCE_FLOOR, link.most_answers * 2 * len(link.sessions))
+            link.allowance = min(link.max_allowance, link.allowance + num_answers)
 
     def spend(self, link_id: int) -> bool:
         """One message about a sequence has come in; False when the draft floods us."""

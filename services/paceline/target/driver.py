@@ -175,8 +175,8 @@ class TargetDriver:
     async def _turn(self) -> None:
         self._end(self.scheduler.expire(monotonic_us()))
         plan = self.scheduler.plan(monotonic_us())
-        self._flush()
         if isinstance(plan, Hold):
+            self._deliver()
             await self._run_released()
             until_us = plan.until_us
             await self._loop.wait(
@@ -199,7 +199,9 @@ class TargetDriver:
         """None: the pass has failed, and the engine can go on."""
         released = self.scheduler.take_released()
         try:
-            return await self.worker.run(released, plan.items)
+            running = self.worker.start(released, plan.items)
+            self._deliver()  # what the pass before has brought, while this one runs
+            return await running
         except (OutOfBlocks, EngineBroken):
             raise
         except Exception:
@@ -225,8 +227,11 @@ class TargetDriver:
         if done is None:
             return
         times = PassTimes(done.started_us, done.ended_us)
-        deltas = self.scheduler.end_pass(plan, done.results, times, done.num_free_blocks)
-        for session_id, delta in deltas:
+        self.scheduler.commit_pass(plan, done.results, times, done.num_free_blocks)
+
+    def _deliver(self) -> None:
+        """The last pass's tokens to its requests, and whatever drafts are to hear."""
+        for session_id, delta in self.scheduler.finish_pass():
             answers = self._answers.get(session_id)
             if answers is not None:
                 answers.queue.put_nowait(delta)

@@ -25,7 +25,8 @@ def lone_hold(sequence: Sequence, policy: LonePolicy, now_us: int) -> int | None
     is_due = session.is_flushed and have == 0
     since_us = sequence.ready_us if is_due else sequence.last_arrival_us or sequence.ready_us
     outlook = WindowOutlook(have, want, since_us, is_due)
-    until_us = policy.wait_until(outlook, sequence.lookahead.posterior.rate, now_us)
+    lookahead = sequence.lookahead
+    until_us = policy.wait_until(outlook, lookahead.posterior.rate, now_us, lookahead.survivals)
     until_us = min(until_us, sequence.ready_us + policy.max_wait_us)
     if until_us <= now_us:
         return None

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from paceline.config import SpeculationConfig
 from paceline.protocol.lookahead import LookaheadLimits, PassRecord
+from paceline.protocol.messages import REJECTION_MODES
+from paceline.protocol.target_session import TargetSession
+from paceline.sampling.acceptance import Acceptance
 from paceline.target.passes import PassPlan
 from paceline.target.sequence import PassTimes
 
@@ -43,3 +46,15 @@ def pass_record(
         ended_us=times.ended_us,
         idle_us=idle_us,
     )
+
+
+def was_foreseen(
+    session: TargetSession, num_draft_tokens: int, acceptance: Acceptance
+) -> bool | None:
+    """Whether the pass's own token behind a full acceptance is the proposal that has come for its
+    place meanwhile; None: none has, or the mode does not compare. Asked before `end_verify`."""
+    place = session.committed_len + num_draft_tokens
+    is_full = acceptance.num_accepted_tokens == num_draft_tokens
+    if session.mode in REJECTION_MODES or not is_full or place >= len(session.log):
+        return None
+    return session.log.slice(place, place + 1) == (acceptance.next_token_id,)

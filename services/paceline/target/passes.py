@@ -5,12 +5,15 @@ Knows sessions and what an engine is asked; nothing of who runs, who waits, or o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.engine.base import StepItem, StepResult, Verify
+from paceline.generation import TokenLogprobs
 from paceline.protocol.messages import REJECTION_MODES
+from paceline.protocol.rounds import TokenDelta
 from paceline.sampling.acceptance import Acceptance, accept_matching
-from paceline.target.sequence import Sequence
+from paceline.target.sequence import PassTimes, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,16 @@ class PassPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """What a pass has committed of one sequence, and nobody has been told yet."""
+
+    sequence: Sequence
+    delta: TokenDelta
+    times: PassTimes
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Nothing to run before `until_us` unless something arrives; None: until something does."""
 
@@ -109,3 +122,9 @@ def make_entry(
     )
     sequence.in_pass = True
     return PassEntry(session.session_id, item, draft)
+
+
+def prefill_share(missing: Iterable[Sequence], rows_left: int) -> int:
+    """Rows that proposals leave to prompts: a proposal is a bet, a prompt is work."""
+    num_missing = sum(s.session.committed_len - s.cached_len for s in missing)
+    return min(num_missing, -(-rows_left // 2))

@@ -20,8 +20,8 @@ from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
 from paceline.target.lone_hold import lone_hold
-from paceline.target.lookahead import lookahead_limits, pass_record
-from paceline.target.passes import Hold, PassEntry, PassPlan, make_entry
+from paceline.target.lookahead import lookahead_limits, pass_record, was_foreseen
+from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
 from paceline.target.sequence import PassTimes, Sequence
 from paceline.target.stats import SchedulerStats
@@ -51,11 +51,12 @@ class Scheduler:
         self._next_session_id = 1
         # The last plan did not fit: the next has no proposals and nobody new.
         self._is_short = False
+        self._untold: list[Round] = []
         # When the last pass ended, None when there was nothing to do since.
         self._busy_until_us: int | None = None
         # The last pass was one of a suspect alone: the next is for the others.
         self._is_others_turn = False
-        self.drafts = DraftDesk(self._sequences, self.policy, rpc, speculation.max_draft_ahead)
+        self.drafts = DraftDesk(self._sequences, self.policy, rpc)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -71,6 +72,9 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         """KV blocks that are free and not promised to the text of a running sequence."""
         return self._roster.num_free_blocks
+
+    def running_sequences(self) -> list[Sequence]:
+        return [self._sequences[session_id] for session_id in self._running]
 
     def add(self, request: GenerateRequest, now_us: int) -> int:
         """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
@@ -150,7 +154,7 @@ class Scheduler:
         until_us = self._lone_hold(now_us)
         if until_us is not None:
             return Hold(until_us)
-        running = map(self._sequences.__getitem__, self._running)
+        running = self.running_sequences()
         runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
         missing = [sequence for sequence in runnable if not sequence.is_decoding]
@@ -190,7 +194,7 @@ class Scheduler:
         Scarce rows are shared evenly, the odd ones in turn: who came first has no more claim.
         """
         rows_left = self.config.max_rows_per_pass - len(decoding)
-        num_prefill = _prefill_share(missing, rows_left)
+        num_prefill = prefill_share(missing, rows_left)
         draft_rows = 0 if self._is_short else rows_left - num_prefill
         free_blocks = self._roster.num_free_blocks
         first = self.stats.num_passes % max(1, len(decoding))
@@ -236,15 +240,26 @@ class Scheduler:
         times: PassTimes,
         num_free_blocks: int,
     ) -> list[tuple[int, RoundDelta]]:
-        """Commit a pass; returns each sequence's delta. Verdicts are in the drafts' outboxes.
+        """`commit_pass` and `finish_pass`."""
+        self.commit_pass(plan, results, times, num_free_blocks)
+        return self.finish_pass()
+
+    def commit_pass(
+        self,
+        plan: PassPlan,
+        results: Seq[StepResult],
+        times: PassTimes,
+        num_free_blocks: int,
+    ) -> None:
+        """Commit a pass: what the next plan needs. `finish_pass` must follow before another.
 
         `num_free_blocks` is the engine's count after the pass.
         """
         self.stats.num_passes += 1
+        self.stats.busy_us += times.ended_us - times.started_us
         self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
         num_before, num_rows = self.stats.num_committed_tokens, []
-        deltas = []
         for entry, result in zip(plan.entries, results, strict=True):
             sequence = self._sequences[entry.session_id]
             sequence.learn(result, entry.cached_len(result))
@@ -254,7 +269,7 @@ class Scheduler:
             if sequence.is_aborted:
                 self._retire(entry.session_id)
             elif result.token_ids:
-                deltas.append((entry.session_id, self._commit(entry, result, times)))
+                self._untold.append(self._commit(entry, result, times))
             else:
                 sequence.session.cancel_verify()  # a prefill that has not got to the end
         self._admit(times.ended_us)
@@ -262,34 +277,42 @@ class Scheduler:
         idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
         self._busy_until_us = times.ended_us
         self.policy.end_pass(pass_record(plan, num_rows, num_committed, times, idle_us))
-        return deltas
 
-    def _commit(self, entry: PassEntry, result: StepResult, times: PassTimes) -> RoundDelta:
+    def finish_pass(self) -> list[tuple[int, RoundDelta]]:
+        """What requests and drafts are told of a pass, at best while the next one runs: returns
+        each sequence's delta; verdicts are in the drafts' outboxes."""
+        untold, self._untold = self._untold, []
+        return [(each.sequence.session.session_id, self._tell(each)) for each in untold]
+
+    def _commit(self, entry: PassEntry, result: StepResult, times: PassTimes) -> Round:
         sequence = self._sequences[entry.session_id]
         session = sequence.session
-        start = session.committed_len
         acceptance = entry.acceptance(result)
-        num_draft, num_accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
-        self.policy.end_round(sequence.lookahead, num_draft, num_accepted)
-        if session.is_attached:
-            sequence.allow(self.policy.grant(sequence.lookahead))
-        step = session.end_verify(acceptance)
-        delta = step.delta
+        num_draft, accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
+        foreseen = was_foreseen(session, num_draft, acceptance)
+        self.policy.end_round(sequence.lookahead, num_draft, accepted, foreseen)
+        delta = session.commit(acceptance)
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
         self._count(delta.num_draft_tokens, delta.num_accepted_tokens, len(delta.token_ids))
-        if session.is_attached and not session.is_finished:
-            verdict = step.verdict
-            if verdict is not None:
-                verdict = replace(verdict, verify_us=times.ended_us - times.started_us)
-            self.drafts.send_verdict(sequence, verdict)
-        round_delta = sequence.to_round(delta, start, times, result.logprobs)
         if session.is_finished:
             self.stats.num_finished += 1
             self._retire(entry.session_id)
-        return round_delta
+        return Round(sequence, delta, times, result.logprobs)
+
+    def _tell(self, told: Round) -> RoundDelta:
+        sequence, delta, times = told.sequence, told.delta, told.times
+        session = sequence.session
+        if session.is_attached and not session.is_finished:
+            sequence.allow(self.policy.grant(sequence.lookahead))
+            verdict = session.due_verdict(delta)
+            if verdict is not None:
+                verdict = replace(verdict, verify_us=times.ended_us - times.started_us)
+            self.drafts.send_verdict(sequence, verdict)
+        start = session.committed_len - len(delta.token_ids)
+        return sequence.to_round(delta, start, times, told.logprobs)
 
     def _count(self, num_draft: int, num_accepted: int, num_committed: int) -> None:
         self.stats.num_rounds += 1
@@ -372,9 +395,3 @@ class Scheduler:
             error = endings.engine_broken() if is_suspect else endings.target_lost()
             ended.append((session_id, error))
         return ended
-
-
-def _prefill_share(missing: Seq[Sequence], rows_left: int) -> int:
-    """Rows that proposals leave to prompts: a proposal is a bet, a prompt is work."""
-    num_missing = sum(s.session.committed_len - s.cached_len for s in missing)
-    return min(num_missing, -(-rows_left // 2))

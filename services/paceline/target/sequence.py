@@ -17,12 +17,16 @@ from paceline.target.patience import Patience
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One kept `DraftTokens`: proposals before position `end`, and where their time went."""
+    """One `DraftTokens`: proposals before position `end`, and where their time went."""
 
     end: int
     arrived_us: int
     wire_us: int
     draft_us: int
+
+    @staticmethod
+    def of(draft: DraftTokens, now_us: int, wire_us: int) -> Arrival:
+        return Arrival(draft.start + len(draft.token_ids), now_us, wire_us, draft.draft_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,10 @@ class Sequence:
         self.prompt_logprobs.clear()
         self.hold_until_us = 0
 
-    def keep(self, draft: DraftTokens, now_us: int, wire_us: int) -> None:
+    def keep(self, arrival: Arrival) -> None:
         """Remember when proposals arrived (bounded: one entry per message in the window)."""
-        end = draft.start + len(draft.token_ids)
-        self.arrivals.append(Arrival(end, now_us, wire_us, draft.draft_us))
-        self.last_arrival_us = now_us
+        self.arrivals.append(arrival)
+        self.last_arrival_us = arrival.arrived_us
 
     def to_round(
         self,
@@ -157,8 +160,7 @@ class Sequence:
             if arrival.end > covered:
                 used.append(arrival)
                 covered = arrival.end
-        left = self.session.committed_len if self.session.window_len else self.session.end_len
-        self.arrivals = [arrival for arrival in self.arrivals if arrival.end > left]
+        self._forget_arrivals()
         return RoundDelta(
             round=delta.round,
             token_ids=delta.token_ids,
@@ -176,3 +178,14 @@ class Sequence:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
         )
+
+    def _forget_arrivals(self) -> None:
+        """Only those of the window are left. One that was a branch until now has its own: they
+        have waited since they came, like any others."""
+        session = self.session
+        if session.adopted:
+            notes = [note for note in dict.fromkeys(session.adopted) if isinstance(note, Arrival)]
+            self.arrivals = notes
+            return
+        left = session.committed_len if session.window_len else session.end_len
+        self.arrivals = [arrival for arrival in self.arrivals if arrival.end > left]

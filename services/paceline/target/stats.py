@@ -8,10 +8,12 @@ from dataclasses import dataclass
 @dataclass
 class SchedulerStats:
     """Counts since start. A round is one pass of one sequence that committed tokens;
-    `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead."""
+    `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead; `busy_us` is
+    the time that passes took."""
 
     num_passes: int = 0
     num_rows: int = 0
+    busy_us: int = 0
     num_rounds: int = 0
     num_plain_rounds: int = 0
     num_draft_tokens: int = 0

@@ -75,7 +75,7 @@ class SimulatedCluster:
         self.clock = VirtualClock()
         rng = Random(scenario.seed ^ 0x5EED)
         self.network = SimulatedNetwork(self.clock, rng, scenario.faults, VOCAB_SIZE)
-        self.checker = Checker(scenario.max_draft_ahead)
+        self.checker = Checker(scenario.max_draft_ahead, scenario.max_fan_out, scenario.max_untold)
         self.world = World(scenario, self.clock, self.network, self.checker, parts, rng, [])
         self.ways = Ways(self.clock, rng, scenario.gateway_us)
         make_target = parts.target or SimulatedTarget

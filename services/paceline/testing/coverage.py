@@ -26,6 +26,8 @@ CASES = (
     *("failovers", "resumed", "stale_try", "alive", "silence", "quarantined", "no_target"),
     *("refused", "queue_timeout", "engine_errors", "others_turns", "reassigned"),
     *("stalled", "dark", "probed", "restored", "drained", "moved", "recovered"),
+    *("rested", "caught_up", "woken", "alternate", "adopted", "alternates_evicted"),
+    *("stale_branch", "promoted", "branches_given_up"),
 )
 RARE = frozenset(
     (

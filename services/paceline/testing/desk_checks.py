@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from paceline.protocol.messages import DraftTokens
 from paceline.target.breaker import MAX_BREAKERS, BreakerState
 from paceline.target.draft_pool import DraftLink
 from paceline.target.scheduler import Scheduler
@@ -35,6 +36,8 @@ class DeskChecks:
     records: defaultdict[str, _Record] = field(default_factory=lambda: defaultdict(_Record))
     # Sequences that the last plan left on a draft that drains.
     _left: set[int] = field(default_factory=set)
+    # The link's strikes, messages kept and messages stale before the one that is being heard.
+    _before: tuple[int, int, int] = (0, 0, 0)
 
     def __post_init__(self) -> None:
         desk = self.scheduler.drafts
@@ -70,14 +73,21 @@ class DeskChecks:
         num = len(self.scheduler.drafts.pool._breakers)
         require(num <= MAX_BREAKERS, "more breakers than are remembered", num)
 
-    def received(
-        self, link: DraftLink | None, envelope: Envelope, strikes: int, *, is_kept: bool
-    ) -> None:
-        """`strikes`: those of the link before the message."""
+    def receiving(self, link: DraftLink | None) -> None:
+        """A message of this link is about to be heard."""
+        counts = self.scheduler.drafts.counts
+        self._before = (0 if link is None else link.strikes, counts["kept"], counts["stale"])
+
+    def received(self, link: DraftLink | None, envelope: Envelope) -> None:
+        """It was heard."""
         if link is None:
             return
-        is_struck = link.strikes > strikes
+        strikes, num_kept, num_stale = self._before
+        counts = self.scheduler.drafts.counts
+        is_struck, is_kept = link.strikes > strikes, counts["kept"] > num_kept
         message = envelope.message
+        if isinstance(message, DraftTokens) and message.is_branch:
+            self.world.checker.counts["stale_branch"] += counts["stale"] - num_stale
         require(envelope.is_corrupt or not is_struck, "honest message taken for a lie", message)
         # While it is dark, what its old sequences bring or miss is no news.
         if is_kept and link.breaker.state is not BreakerState.DARK:

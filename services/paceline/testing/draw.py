@@ -10,6 +10,8 @@ from dataclasses import replace
 from random import Random
 
 from paceline.generation import GenerateRequest
+from paceline.protocol.alternates import MAX_ALTERNATES
+from paceline.protocol.target_session import MAX_UNTOLD
 from paceline.testing.faults import FaultPlan
 from paceline.testing.scenario import (
     ADJUSTED,
@@ -69,7 +71,14 @@ def draw_scenario(seed: int) -> Scenario:
     faults = replace(
         scenario.faults, num_aborts=rng.choice((0, 0, 1)), horizon_us=scenario.pass_us * 16
     )
-    return replace(scenario, faults=faults)
+    return replace(
+        scenario,
+        faults=faults,
+        lookahead=rng.choice(("fixed", "adaptive", "random", "random")),
+        max_fan_out=rng.choice((0, 0, 0, 0, 1, 2, 3)),
+        max_untold=rng.choice((2, 4, MAX_UNTOLD)),
+        max_alternates=rng.choice((3, MAX_ALTERNATES, MAX_ALTERNATES)),
+    )
 
 
 # -- requests -------------------------------------------------------------------------------

@@ -1,19 +1,22 @@
 """A target and a draft in lock-step in one thread: the same scheduler, sessions and engines.
 
-No network, no clock, no waiting: before each pass the draft proposes as much as it may, so every
-window is as full as K allows. For exactness tests and for measuring acceptance; never for speed.
+No network, no clock, no waiting: before each pass the draft proposes as much as it may, branches
+included, so every window is as full as K allows. K is the configuration's fixed one: nothing can
+be measured here that an adaptive one could go by. For exactness tests and for measuring
+acceptance; never for speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.draft.steps import step_item, work_result
 from paceline.engine.base import Engine, OutOfBlocks, StepItem, StepResult
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
+from paceline.protocol.lookahead import Grant, LookaheadPolicy, SequenceLookahead
 from paceline.protocol.messages import PROTOCOL_VERSION, Hello
 from paceline.target.scheduler import PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
@@ -48,8 +51,18 @@ class Run:
         return [token_id for delta in self.of(choice) for token_id in delta.token_ids]
 
 
+class _Granting(LookaheadPolicy):
+    """K as configured, with branches for so many runner-ups."""
+
+    fan_out = 0
+
+    def grant(self, lookahead: SequenceLookahead) -> Grant:
+        return replace(super().grant(lookahead), fan_out=self.fan_out)
+
+
 class Loopback:
-    """`draft=None` runs the target alone through the same scheduler."""
+    """`draft=None` runs the target alone through the same scheduler. `fan_out`: runner-ups of each
+    proposal for which the draft prepares a branch."""
 
     def __init__(
         self,
@@ -57,16 +70,26 @@ class Loopback:
         draft: Engine | None,
         speculation: SpeculationConfig,
         config: TargetConfig | None = None,
+        fan_out: int = 0,
     ) -> None:
         self._target = target
         self._draft = draft
         self._now_us = 0
         self._added: dict[int, set[int]] = {id(target): set(), id(draft): set()}
         # A lone sequence's wait needs a clock; here the window is full before each pass anyway.
-        still = speculation.model_copy(update={"max_lone_wait_ms": 0.0})
+        still = speculation.model_copy(update={"max_lone_wait_ms": 0.0, "lookahead": "fixed"})
         self.scheduler = Scheduler(target.info, config or TargetConfig(), still, RpcConfig())
-        max_len = target.info.max_model_len if draft is None else draft.info.max_model_len
-        self.table = DraftTable(max_sessions=1024, max_len=max_len, session_idle_us=1 << 60)
+        if fan_out:
+            policy = _Granting(self.scheduler.policy.limits)
+            policy.fan_out = fan_out
+            self.scheduler.policy = self.scheduler.drafts._policy = policy
+        info = target.info if draft is None else draft.info
+        self.table = DraftTable(
+            max_sessions=1024,
+            max_len=info.max_model_len,
+            session_idle_us=1 << 60,
+            block_size=info.block_size,
+        )
         self._runs: dict[int, Run] = {}
         if draft is not None:
             self.scheduler.drafts.attach(_LINK, _hello(draft))

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepItem
 from paceline.engine.toy import ToyEngine
 from paceline.generation import GenerateRequest, SpeculationRequest
+from paceline.protocol.alternates import MAX_ALTERNATES
+from paceline.protocol.target_session import MAX_UNTOLD
 from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.testing.faults import FaultPlan
 
@@ -71,6 +74,8 @@ class Scenario:
     `is_controlled`: drafts dial whom the controller names, else everybody. `gateway_us`: the way
     between a gateway and a target. `is_overload`: the requests are meant to be too many.
     `checks_recovery`: after the faults one more request must be helped by a draft.
+    `lookahead`: the configuration's, or "random" (`random_lookahead`). `max_untold` and
+    `max_alternates` are the session's bounds, at the simulation's pace.
     """
 
     seed: int
@@ -104,6 +109,10 @@ class Scenario:
     max_retries: int = 2
     is_overload: bool = False
     checks_recovery: bool = False
+    lookahead: Literal["adaptive", "fixed", "random"] = "fixed"
+    max_fan_out: int = 0
+    max_untold: int = MAX_UNTOLD
+    max_alternates: int = MAX_ALTERNATES
 
     @property
     def num_drafts(self) -> int:
@@ -122,7 +131,11 @@ class Scenario:
     @property
     def speculation(self) -> SpeculationConfig:
         return speculation_config(
-            self.num_speculative_tokens, self.max_draft_ahead, self.max_lone_wait_ms
+            self.num_speculative_tokens,
+            self.max_draft_ahead,
+            self.max_lone_wait_ms,
+            "adaptive" if self.lookahead == "adaptive" else "fixed",
+            self.max_fan_out,
         )
 
     @property
@@ -166,13 +179,19 @@ def target_config(
 
 @lru_cache
 def speculation_config(
-    num_speculative_tokens: int, max_draft_ahead: int, max_lone_wait_ms: float
+    num_speculative_tokens: int,
+    max_draft_ahead: int,
+    max_lone_wait_ms: float,
+    lookahead: Literal["adaptive", "fixed"],
+    max_fan_out: int,
 ) -> SpeculationConfig:
     return SpeculationConfig(
         num_speculative_tokens=num_speculative_tokens,
         max_num_speculative_tokens=num_speculative_tokens,
         max_draft_ahead=max_draft_ahead,
         max_lone_wait_ms=max_lone_wait_ms,
+        lookahead=lookahead,
+        max_fan_out=max_fan_out,
     )
 
 

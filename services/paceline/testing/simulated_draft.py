@@ -21,9 +21,11 @@ from paceline.protocol.messages import (
     TargetMessage,
     Verdict,
 )
-from paceline.testing.invariants import DraftView
+from paceline.protocol.token_log import TokenLog
+from paceline.testing.invariants import DraftView, require
 from paceline.testing.network import Envelope, Stream
-from paceline.testing.world import RecordingEngine, RememberingToyEngine, World
+from paceline.testing.scenario import BLOCK_SIZE
+from paceline.testing.world import NearMissToyEngine, RecordingEngine, World
 
 STALL_US = 40_000
 DRAIN_TIMEOUT_US = 12_000
@@ -53,7 +55,7 @@ class SimulatedDraft:
         self.clock = self._world.local_clock()
         self.slow = 1
         self.engine = RecordingEngine(
-            RememberingToyEngine(
+            NearMissToyEngine(
                 info,
                 seed=scenario.engine_seed,
                 error_rate=scenario.draft_errors[self.draft_id],
@@ -64,13 +66,17 @@ class SimulatedDraft:
             max_sessions=scenario.draft_max_sessions,
             max_len=info.max_model_len,
             session_idle_us=scenario.session_idle_us,
+            block_size=BLOCK_SIZE,
         )
         self._in_pass = False
 
     def life_counts(self) -> Counter[str]:
         stats = self.table.stats
         return Counter(
-            rewinds=stats.num_rewinds, busy_drafts=stats.num_busy, expired=stats.num_expired
+            rewinds=stats.num_rewinds,
+            busy_drafts=stats.num_busy,
+            expired=stats.num_expired,
+            promoted=stats.num_promoted,
         )
 
     def start(self) -> None:
@@ -153,7 +159,7 @@ class SimulatedDraft:
             if opened is not None:
                 opened.__class__ = world.parts.draft_session  # where a planted bug gets in
         if isinstance(message, Verdict) and session is not None and before is not None:
-            world.checker.draft_received(before, session, message)
+            world.checker.draft_received(stream.target_life, before, session, message)
         self._check_left()
         self.wake()
 
@@ -182,8 +188,9 @@ class SimulatedDraft:
         for item in items:
             session = self.table.session(item.key)
             assert session is not None
-            cached = self.engine.cached[item.sequence_id]
-            world.checker.cache_is("draft", cached, session.log.slice(0, len(cached)))
+            cached, text = self.engine.cached[item.sequence_id], session.text_of(item.sequence_id)
+            assert text is not None
+            world.checker.cache_is("draft", cached, text[: len(cached)])
         self._in_pass = True
         boot = self.num_boots
         world.clock.call_after(self._pass_us(), lambda: self._end_pass(boot, items, results))
@@ -197,7 +204,7 @@ class SimulatedDraft:
     def _make_room(self, items: list[PassItem]) -> None:
         self.table.cancel_pass(items)
         evicted = self.table.evict_newest()
-        self._world.checker.counts["evicted"] += 1
+        self._world.checker.counts["branches_given_up" if evicted is None else "evicted"] += 1
         if evicted is not None and evicted[0] in self.streams:
             self._send(self.streams[evicted[0]], evicted[1])
         self._world.clock.call_after(self._world.scenario.draft_us, self.wake)
@@ -224,4 +231,17 @@ class SimulatedDraft:
         self._world.checker.draft_sends(stream.target_life, draft)
         session = self.table.session((stream.link_id, draft.session_id))
         assert session is not None
-        self._send(stream, draft, session.log.slice(0, draft.start))
+        texts = [session.log.slice(0)]
+        if draft.is_branch:
+            texts = [branch.text(session.log) for branch in session.branches.live]
+        self._send(stream, draft, _context(draft, texts))
+
+
+def _context(draft: DraftTokens, texts: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The text before the proposals: the one of these that is meant."""
+    for text in texts:
+        context = text[: draft.start]
+        if TokenLog(context).hash_at(len(context)) == draft.context_hash:
+            return context
+    require(False, "a proposal of no text", draft)
+    return ()

@@ -27,6 +27,7 @@ from paceline.testing.desk_checks import DeskChecks
 from paceline.testing.faults import Fault
 from paceline.testing.invariants import TargetView, require
 from paceline.testing.network import Envelope, Stream
+from paceline.testing.random_lookahead import calm, take_over
 from paceline.testing.scenario import ALIVE_US, is_lawful
 from paceline.testing.target_checks import Answers, Served, TargetChecks
 from paceline.testing.world import RecordingEngine, World
@@ -60,6 +61,8 @@ class SimulatedTarget:
         self.scheduler = world.parts.scheduler(
             info, scenario.target, scenario.speculation, scenario.rpc
         )
+        self.num_boots += 1
+        take_over(self.scheduler, scenario, self.life, is_calm=world.network.is_healed)
         self.checks = TargetChecks(world, self.scheduler)
         self.desk_checks = DeskChecks(world, self.scheduler, self.clock)
         self.requests: dict[Channel, Answers] = {}
@@ -68,8 +71,7 @@ class SimulatedTarget:
         self._backlog = []
         self._in_pass = self.is_hung = self._breaks = self._fails = False
         self.slow = 1
-        self.trouble_until_us = world.clock.now_us if self.num_boots else 0
-        self.num_boots += 1
+        self.trouble_until_us = world.clock.now_us if self.num_boots > 1 else 0
         self.is_up = True
 
     @property
@@ -117,6 +119,7 @@ class SimulatedTarget:
         """What has not befallen it yet will not."""
         self._breaks = self._fails = False
         self.slow = 1
+        calm(self.scheduler)
 
     def life_counts(self) -> Counter[str]:
         counts = Counter(self.scheduler.drafts.counts)
@@ -160,7 +163,7 @@ class SimulatedTarget:
             text = [*request.prompt_token_ids, *output]
             self.served[first + choice] = Served(answers, choice, text)
             # the scheduler makes the session; a planted bug takes it over here
-            self.session(first + choice).__class__ = world.parts.target_session
+            world.take_over(self.session(first + choice))
             world.note("submit", self.target_id, first + choice)
         self._say_alive_later(answers)
         self.wake()
@@ -242,8 +245,7 @@ class SimulatedTarget:
     def _receive(self, stream: Stream, envelope: Envelope) -> None:
         if stream.link_id not in self.streams:
             return
-        message, world = envelope.message, self._world
-        desk = self.scheduler.drafts
+        message, world, desk = envelope.message, self._world, self.scheduler.drafts
         sequence = None
         if isinstance(message, DraftTokens):
             sequence = self.scheduler._sequences.get(message.session_id)
@@ -251,13 +253,11 @@ class SimulatedTarget:
         before = TargetView.of(sequence.session) if sequence is not None else None
         world.note("to_target", self.target_id, stream.link_id, envelope.kind)
         link = desk.pool.get(stream.link_id)
-        strikes = 0 if link is None else link.strikes
-        num_kept = desk.counts["kept"]
+        self.desk_checks.receiving(link)
         desk.receive(stream.link_id, message, self.clock.now_us)  # type: ignore[arg-type]
-        is_kept = desk.counts["kept"] > num_kept
-        self.desk_checks.received(link, envelope, strikes, is_kept=is_kept)
+        self.desk_checks.received(link, envelope)
         if sequence is not None and before is not None and is_served:
-            world.checker.target_received(before, sequence.session, envelope)
+            world.checker.target_received(self.life, before, sequence.session, envelope)
         self.flush()
         self.wake()
 
@@ -283,6 +283,7 @@ class SimulatedTarget:
             now_us = self.clock.now_us
             self._end(self.scheduler.expire(now_us))
             plan = self.scheduler.plan(now_us)
+            self._deliver()
             self.flush()
             if isinstance(plan, Hold):
                 self._hold(plan)
@@ -343,7 +344,14 @@ class SimulatedTarget:
             if is_lawful(answers.request) and result.token_ids and not is_aborted:
                 self.checks.rejection(entry, result)
         times = PassTimes(started_us, self.clock.now_us)
-        deltas = self.scheduler.end_pass(plan, results, times, num_free_blocks)
+        self.scheduler.commit_pass(plan, results, times, num_free_blocks)
+        self.wake()
+
+    def _deliver(self) -> None:
+        """As the driver does it: who is told of a pass is told when the next one is planned."""
+        world, deltas = self._world, self.scheduler.finish_pass()
+        if not deltas:
+            return
         items: dict[Channel, list[RoundDelta]] = {}
         for session_id, delta in deltas:
             world.note("commit", self.target_id, session_id, delta.token_ids)
@@ -358,19 +366,12 @@ class SimulatedTarget:
             channel.to_gateway(item)
         self.checks.bounds()
         self.flush()
-        self.wake()
+        self.checks.passed(self.life, [session_id for session_id, _ in deltas])
 
     # -- failures ---------------------------------------------------------------------------
 
     def _is_poisoned(self, plan: PassPlan) -> bool:
-        return any(self._dies_of(entry.session_id, entry.end) for entry in plan.entries)
-
-    def _dies_of(self, session_id: int, end: int) -> bool:
-        served = self.served[session_id]
-        poison_at = self._world.poison_of(served.answers.channel.gateway_id)
-        if poison_at is None or served.choice:
-            return False
-        return end > len(served.answers.request.prompt_token_ids) + poison_at - 1
+        return any(self.checks.is_poisoned(entry) for entry in plan.entries)
 
     def _fail_pass(self, plan: PassPlan) -> None:
         world = self._world
@@ -394,6 +395,6 @@ class SimulatedTarget:
             return
         world.fire(Fault.POISON)
         for entry in plan.entries:
-            if self._dies_of(entry.session_id, entry.end):
+            if self.checks.is_poisoned(entry):
                 self.checks.dies_of(self.served[entry.session_id].answers)
         self.kill()

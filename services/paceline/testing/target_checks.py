@@ -70,6 +70,14 @@ class TargetChecks:
         require(waited_us >= most_us, "a queue timeout came too early", waited_us)
         self.world.checker.counts["queue_timeout"] += 1
 
+    def is_poisoned(self, entry: PassEntry) -> bool:
+        """Whether these rows kill the process that computes them."""
+        served = self.served[entry.session_id]
+        poison_at = self.world.poison_of(served.answers.channel.gateway_id)
+        if poison_at is None or served.choice:
+            return False
+        return entry.end > len(served.answers.request.prompt_token_ids) + poison_at - 1
+
     def dies_of(self, answers: Answers) -> None:
         """Blast radius: two targets without a token in between, and no more.
 
@@ -191,6 +199,14 @@ class TargetChecks:
             committed = session.log.slice(0, session.committed_len)
             require(committed == tuple(served.text), "the log is not what was sent", committed)
 
+    def passed(self, life: int, session_ids: Iterable[int]) -> None:
+        """Their tokens are committed and what is due is sent: who goes on, and from where."""
+        for session_id in session_ids:
+            sequence = self.scheduler._sequences.get(session_id)
+            if sequence is not None:
+                self.world.checker.adopted(life, sequence.session)
+                self.world.checker.passed(life, sequence.session)
+
     def bounds(self) -> None:
         """Every queue has a limit."""
         scenario, scheduler = self.world.scenario, self.scheduler
@@ -205,9 +221,19 @@ class TargetChecks:
         for sequence in scheduler._sequences.values():
             num = len(sequence.arrivals)
             require(num <= scenario.max_draft_ahead, "arrivals beyond the window", num)
+            self._check_alternates(sequence)
             window = sequence.session.window_len
             require(window <= scenario.max_draft_ahead, "window too long", window)
         for link in scheduler.drafts.pool.links().values():
             most = min(scenario.draft_max_sessions, max(0, num_running))
             require(len(link.sessions) <= scenario.draft_max_sessions, "too many on one draft")
             require(link.allowance <= link.max_allowance, "allowance beyond its limit")
+
+    def _check_alternates(self, sequence: TargetSequence) -> None:
+        session, most = sequence.session, self.world.scenario.max_alternates
+        num, positions = len(session.alternates), session.alternates.positions
+        require(num <= most, "too many alternates", num, most)
+        if positions:
+            require(min(positions) >= session.committed_len, "dead alternates are kept", positions)
+            most = session.committed_len + self.world.scenario.max_draft_ahead
+            require(max(positions) < most, "alternates beyond the credit", positions, most)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, ClassVar
 
 from paceline.controller.registry import Registry
 from paceline.engine.base import EngineInfo, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
+from paceline.engine.toy_rules import ToyRow
 from paceline.gateway.failover import Failover
 from paceline.protocol.draft_session import DraftSession
 from paceline.protocol.draft_table import DraftTable
@@ -30,6 +31,7 @@ class RememberingToyEngine(ToyEngine):
 
     _tokens: ClassVar[dict[tuple[object, ...], int]] = {}  # a subclass needs its own
     _rows: ClassVar[dict[tuple[object, ...], list[float]]] = {}
+    _ranked: ClassVar[dict[tuple[object, ...], tuple[tuple[int, ...], ...]]] = {}
 
     def __init__(
         self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
@@ -54,6 +56,55 @@ class RememberingToyEngine(ToyEngine):
                 self._tokens.clear()
             token_id = self._tokens[key] = super()._sample(state, item, offset)
         return token_id
+
+    def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        if len(states) != 1:
+            return super()._runner_ups(item, states)
+        key = (states[0], item.output_index, item.sampling, item.num_runner_ups, self._law)
+        runner_ups = self._ranked.get(key)
+        if runner_ups is None:
+            if len(self._ranked) >= MAX_REMEMBERED:
+                self._ranked.clear()
+            runner_ups = self._ranked[key] = super()._runner_ups(item, states)
+        return runner_ups
+
+
+class NearMissToyEngine(RememberingToyEngine):
+    """A draft's: in every second context that it gets wrong it takes the target's token for the
+    next best one, and the target's next best for its own. (The toy's other errors have nothing to
+    do with the target; laws, in the rejection modes, have only those.)"""
+
+    _tokens: ClassVar[dict[tuple[object, ...], int]] = {}
+    _rows: ClassVar[dict[tuple[object, ...], list[float]]] = {}
+    _ranked: ClassVar[dict[tuple[object, ...], tuple[tuple[int, ...], ...]]] = {}
+
+    def __init__(
+        self, info: EngineInfo, *, seed: int = 0, error_rate: float = 0.0, error_seed: int = 1
+    ) -> None:
+        super().__init__(info, seed=seed, error_rate=error_rate, error_seed=error_seed)
+        self._right = RememberingToyEngine(info, seed=seed)
+
+    def _is_near(self, state: int) -> bool:
+        return state % 2 == 0 and self._logits(state) != self._right._logits(state)
+
+    def _row(self, state: int, item: StepItem, offset: int) -> ToyRow:
+        row = super()._row(state, item, offset)
+        if item.rule is None and self._is_near(state):
+            return replace(row, logits=self._right._logits(state))
+        return row
+
+    def _sample(self, state: int, item: StepItem, offset: int) -> int:
+        best = super()._sample(state, item, offset)
+        if offset or not self._is_near(state):
+            return best
+        [others] = super()._runner_ups(replace(item, num_runner_ups=1), [state])
+        return others[0] if others else best
+
+    def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        ranked = super()._runner_ups(item, states)
+        if len(states) != 1 or not ranked[0] or not self._is_near(states[0]):
+            return ranked
+        return ((super()._sample(states[0], item, 0), *ranked[0][1:]),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +143,12 @@ class World:
             return LocalClock(self.clock)
         offset_us = self.rng.randrange(MAX_CLOCK_OFFSET_US)
         return LocalClock(self.clock, offset_us, 1000 + self.rng.randrange(-skew, skew + 1))
+
+    def take_over(self, session: TargetSession) -> None:
+        """A target has made it; where a planted bug gets in."""
+        session.__class__ = self.parts.target_session
+        session.max_untold = self.scenario.max_untold
+        session.alternates.max_tokens = self.scenario.max_alternates
 
     def poison_of(self, gateway_id: int) -> int | None:
         """The output token that no target survives, if the gateway's request has one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,31 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_free_form_keys_stay_free(tmp_path: Path) -> None:
-    deployment = {"name": "Gateway", "user_config": {"anything": 1}}
+    options = {"runtime_env": {"env_vars": {"ANYTHING": "1"}}}
+    deployment = {"name": "Gateway", "ray_actor_options": options}
     servefile.load(write(tmp_path, {}, {"deployments": [deployment]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "user_config", "message"),
+    [
+        ("Gateway", {"anything": 1}, "Gateway takes no user_config"),
+        ("TargetReplica", {"anything": 1}, "unknown key applications.0.TargetReplica.user_config"),
+        ("TargetReplica", {"max_draft_ahead": 1}, "num_speculative_tokens <="),
+        ("Controller", {"targets_per_draft": 0}, "Controller.user_config.targets_per_draft: "),
+    ],
+)
+def test_knobs_that_replicas_would_refuse(
+    tmp_path: Path, name: str, user_config: dict[str, int], message: str
+) -> None:
+    file = write(tmp_path, {}, {"deployments": [{"name": name, "user_config": user_config}]})
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        servefile.load(file)
+
+
+def test_knobs_that_fit(tmp_path: Path) -> None:
+    target = {"name": "TargetReplica", "user_config": {"num_speculative_tokens": 2}}
+    servefile.load(write(tmp_path, {}, {"deployments": [target]}))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ A wait must shorten the chain by more than 2 %. Times in ms; the pass takes 10 u
 
 import pytest
 
+from paceline.protocol.acceptance_model import Survivals
 from paceline.protocol.lone_wait import (
     AcceptanceEstimate,
     Average,
     LonePolicy,
     WindowOutlook,
-    chain_us,
+    even_chain,
 )
 
 MS = 1000
@@ -29,22 +30,38 @@ def outlook(have=0, want=4, since_us=0, is_flushed=False):
 
 
 class TestChain:
+    """Whatever it starts with, a chain commits 1 / (1 - a) tokens: 2 at a = 1/2."""
+
     @pytest.mark.parametrize(
         ("count", "full", "passes"),
         [(0, 1, 5 / 3), (1, 1, 4 / 3), (1, 2, 9 / 7), (0, 2, 11 / 7)],
     )
     def test_passes(self, count, full, passes):
         """a = 1/2: .5/.75, .25/.75, .25/.875 and .5/.875 more than one."""
-        assert chain_us(0.5, count, full, 12.0, 0.0) == pytest.approx(12 * passes)
+        rate = even_chain(0.5, 2, 12.0).rate(count, full, full, 0.0)
+        assert rate == pytest.approx(2 / (12 * passes))
 
     def test_the_wait_is_paid_once(self):
-        assert chain_us(0.5, 1, 1, 12.0, 7.0) == pytest.approx(16 + 7)
+        rate = even_chain(0.5, 1, 12.0).rate(1, 1, 1, 7.0)
+        assert rate == pytest.approx(2 / (16 + 7))
+
+    def test_the_second_pass_may_find_less_than_those_behind_it(self):
+        """None: 1 + 1/2 (1 + 1/2 / .75) passes."""
+        rate = even_chain(0.5, 1, 12.0).rate(0, 0, 1, 0.0)
+        assert rate == pytest.approx(2 / (12 * 11 / 6))
+
+    def test_rows_cost(self):
+        """A pass with one proposal takes 12 + 3; 1 + 1/3 of them."""
+        rate = even_chain(0.5, 1, 12.0, 3.0).rate(1, 1, 1, 0.0)
+        assert rate == pytest.approx(2 / (15 * 4 / 3))
 
     def test_a_draft_that_never_errs_has_a_finite_chain(self):
-        assert chain_us(1.0, 2, 4, 10.0, 0.0) == chain_us(0.98, 2, 4, 10.0, 0.0)
+        """51 passes, as at .98 for all of a window; each commits 5."""
+        rate = even_chain(1.0, 4, 10.0).rate(4, 4, 4, 0.0)
+        assert rate == pytest.approx(0.5)
 
     def test_a_draft_that_always_errs(self):
-        assert chain_us(0.0, 3, 4, 10.0, 0.0) == 10.0
+        assert even_chain(0.0, 4, 10.0).rate(3, 4, 4, 0.0) == pytest.approx(0.1)
 
 
 class TestAcceptanceEstimate:
@@ -61,7 +78,7 @@ class TestAcceptanceEstimate:
         estimate = AcceptanceEstimate()
         estimate.update(4, 4)
         assert (estimate.accepted, estimate.rejected) == (4.0, 0.0)
-        assert estimate.rate == pytest.approx((4 + 2.8) / (4 + 4))
+        assert estimate.rate == pytest.approx((4 + 6 * 0.7) / (4 + 6))
 
     def test_one_rejection_hides_the_rest(self):
         """1 of 4: one accepted, one rejected; positions 3 and 4 were never reached."""
@@ -69,11 +86,24 @@ class TestAcceptanceEstimate:
         estimate.update(4, 1)
         assert (estimate.accepted, estimate.rejected) == (1.0, 1.0)
 
-    def test_old_rounds_fade(self):
-        estimate = AcceptanceEstimate(10.0, 5.0)
-        estimate.update(2, 1)
-        assert estimate.accepted == pytest.approx(10.0)
-        assert estimate.rejected == pytest.approx(5.5)
+    def test_half_of_what_was_seen_is_gone_after_15_rounds(self):
+        estimate = AcceptanceEstimate(8.0, 4.0)
+        for _ in range(15):
+            estimate.update(1, 0)
+        assert estimate.accepted == pytest.approx(4.0)
+
+    def test_long_windows_do_not_make_it_slow(self):
+        """16 of 16 for ever are 48 positions at most: four rejections in a row are seen."""
+        estimate = AcceptanceEstimate()
+        for _ in range(100):
+            estimate.update(16, 16)
+        assert estimate.accepted + estimate.rejected == pytest.approx(48)
+        for _ in range(4):
+            estimate.update(16, 0)
+        assert estimate.rate < 0.9
+
+    def test_the_mean_of_the_class_is_where_a_sequence_starts(self):
+        assert AcceptanceEstimate(prior=0.2).rate == pytest.approx(0.2)
 
 
 class TestAverage:
@@ -140,10 +170,28 @@ class TestWait:
         """a = .6: 16.506, 14.904, 14.342, 14.405, 14.843: wait for two."""
         assert policy().wait_until(outlook(), 0.6, 0) == 2 * MS * 5 // 4 + 200
 
-    def test_a_slow_draft_fills_less_of_the_next_window(self):
-        """a = .5, token 6, 2.5 left. full 1: 13.333 + 2.5 < 16.340. Were it 4: 15.08 > 14.87."""
+    def test_a_slow_draft_leaves_the_next_window_empty(self):
+        """a = .5, token 6, 2.5 left. A pass at once sees it and the next come: 16.667 for the
+        chain. After a wait of 2.5 only one comes, and the pass makes that itself: 14.167 + 2.5.
+        Were the draft as far after the wait, that would be 13.333 + 2.5."""
         made = policy(token_us=6 * MS)
-        assert made.wait_until(outlook(), 0.5, 3500) == 3500 + 3125 + 200
+        assert made.wait_until(outlook(), 0.5, 3500) == 3500
+
+    def test_rows_that_cost_make_a_wait_pay_less(self):
+        """a = .6 for two tokens, see above; with rows of a fifth of a pass for one."""
+        made = policy()
+        made.row_us = 2 * MS
+        assert made.wait_until(outlook(), 0.6, 0) == 1250 + 200
+        assert made.last_count == 1
+
+    def test_hazards_of_positions(self):
+        """All the same up to the second proposal, and nothing behind it: wait for two of four."""
+        right = (0.9, 0.8, 0.02, 0.0, 0.0, 0.0)
+        sums = (0.0, 0.9, 1.7, 1.72, 1.72, 1.72, 1.72)
+        survivals = Survivals(tuple(-value for value in right), sums, 0.5)
+        made = policy()
+        assert made.wait_until(outlook(), 0.9, 0, survivals) == 2500 + 200
+        assert made.last_count == 2
 
     def test_but_one_token_at_least(self):
         """a = .5, token 12, 4 left. full 1: 17.33 > 16.34. Were it 0: 19 < 20 / 1.02."""

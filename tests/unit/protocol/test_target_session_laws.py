@@ -129,7 +129,7 @@ class TestLawsTravelWithTheirProposals:
             verify(session, 2, 2, 12)
         else:
             session.close()
-        assert (session.window_len, session._window_probs) == (0, [])
+        assert (session.window_len, session._laws.probs) == (0, [])
 
     def test_cancelled(self, mode):
         session = holding(10, mode=mode)

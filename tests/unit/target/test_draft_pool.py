@@ -4,9 +4,22 @@ import pytest
 
 from paceline.config import RpcConfig
 from paceline.protocol.draft_table import SUPPORTED_MODES
-from paceline.protocol.messages import CloseReason, CloseSession, Hello
-from paceline.sampling.params import VerificationMode
-from paceline.target.draft_pool import DraftPool
+from paceline.protocol.messages import (
+    MAX_BRANCH_TOKENS,
+    CloseReason,
+    CloseSession,
+    Hello,
+    OpenSession,
+    Verdict,
+)
+from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.target.draft_pool import (
+    ALLOWANCE_FLOOR,
+    ANSWERS_EXTRA,
+    ANSWERS_PER_POSITION,
+    DraftPool,
+    max_answers,
+)
 
 CONFIG = RpcConfig(max_remote_errors=3)
 GREEDY, COUPLED = VerificationMode.GREEDY, VerificationMode.COUPLED
@@ -122,3 +135,81 @@ class TestOutbox:
         taken = pool.take_outbox()
         pool.send(1, message(2))
         assert taken == {1: [message(1)]}
+
+
+def verdict(credit, fan_out=0):
+    return Verdict(1, 1, 5, (10, 11), 1, 7 + credit, 1, fan_out=fan_out)
+
+
+def opening(credit, fan_out=0):
+    tokens = (1, 2, 3)
+    return OpenSession(1, 1, 2, tokens, SamplingParams(), GREEDY, 3 + credit, fan_out=fan_out)
+
+
+class TestAllowance:
+    """What an honest draft may answer: each position of the credit that the message states, and
+    each token of the branches that it allows, in a message of its own, twice over."""
+
+    @pytest.mark.parametrize("make", [verdict, opening])
+    @pytest.mark.parametrize(
+        ("credit", "fan_out", "num_tokens"),
+        [
+            (0, 0, 0),
+            (16, 0, 16),
+            (256, 0, 256),
+            (4, 1, 4 + 4 * 4),
+            (4, 3, 4 + 4 * 3 * 4),
+            (0, 4, 0),
+            (16, 4, 16 + MAX_BRANCH_TOKENS),
+            (256, 4, 256 + MAX_BRANCH_TOKENS),
+        ],
+    )
+    def test_of_one_message(self, make, credit, fan_out, num_tokens):
+        expected = ANSWERS_PER_POSITION * num_tokens + ANSWERS_EXTRA
+        assert max_answers(make(credit, fan_out)) == expected
+
+    def test_a_credit_that_lies_behind_the_text(self):
+        assert max_answers(verdict(-3)) == ANSWERS_EXTRA
+
+    def spent(self, pool):
+        count = 0
+        while pool.spend(1):
+            count += 1
+        return count
+
+    def test_an_honest_draft_with_branches_is_no_flood(self, pool):
+        """32 sequences, and all that each verdict may bring back comes, in single tokens."""
+        pool.get(1).sessions.update(range(32))
+        for _ in range(3):
+            for _ in range(32):
+                pool.send(1, verdict(16, 4), grants=True)
+            assert all(pool.spend(1) for _ in range(32 * (16 + MAX_BRANCH_TOKENS)))
+        assert pool.get(1).strikes == 0
+
+    def test_but_it_has_an_end(self, pool):
+        pool.get(1).sessions.update(range(32))
+        for _ in range(32 * 100):
+            pool.send(1, verdict(16, 4), grants=True)
+        assert self.spent(pool) == 32 * 2 * max_answers(verdict(16, 4))
+        assert pool.get(1).strikes == 1
+
+    def test_a_smaller_credit_takes_nothing_away(self, pool):
+        """What was sent under the larger one may be on its way."""
+        pool.get(1).sessions.update(range(32))
+        for _ in range(64):
+            pool.send(1, verdict(16, 4), grants=True)
+        before = pool.get(1).allowance
+        pool.send(1, verdict(0), grants=True)
+        assert pool.get(1).allowance >= before
+        assert self.spent(pool) >= before
+
+    def test_without_branches_it_is_as_small_as_ever(self, pool):
+        pool.get(1).sessions.update(range(32))
+        for _ in range(1000):
+            pool.send(1, verdict(16), grants=True)
+        assert self.spent(pool) == max(ALLOWANCE_FLOOR, 32 * 2 * (2 * 16 + ANSWERS_EXTRA))
+
+    def test_an_answer_grants_nothing(self, pool):
+        for _ in range(1000):
+            pool.send(1, verdict(16, 4))
+        assert self.spent(pool) == ALLOWANCE_FLOOR

@@ -16,6 +16,7 @@ PROMPT = (1, 2, 3)
 
 def costs(rig, *, pass_us=10 * MS, token_us=1 * MS, rtt_us=None):
     policy = rig.scheduler.policy.lone
+    policy.num_draft_tokens.value = policy.row_us = 0.0
     policy.pass_us.value, policy.draft_token_us.value = pass_us, token_us
     policy.rtt_us.value, policy.arrival_us.value = rtt_us, None
 
@@ -80,7 +81,8 @@ class TestHolds:
         costs(rig, rtt_us=50 * MS)
         sequence = rig.scheduler._sequences[1]
         posterior = sequence.lookahead.posterior
-        posterior.accepted, posterior.rejected = 0.0, 0.0
+        posterior.accepted, posterior.rejected, posterior.prior = 0.0, 0.0, 0.7
+        sequence.lookahead.survivals = None  # .7 everywhere, as at first
         # Drafting since 1000, now 1500: the third is due at 2000, the fourth at 3000.
         # 14.123 / 1.02 > 12.020 + 1.5 > 12.886 + .5: one more.
         assert rig.scheduler.plan(1500) == Hold(1500 + 625 + 200)
@@ -332,5 +334,5 @@ def test_holds_change_no_text(make_rig, error_rate):
             rig.now = min(plan.until_us, rig.now + 1 * MS)
             rig.draft(1)
     assert rig.out[session_id] == rig.oracle(PROMPT, 60, seed=3)
-    assert rig.scheduler.stats.num_holds > 5
+    assert rig.scheduler.stats.num_holds > 2
     rig.check_clean()

@@ -25,7 +25,7 @@ def arrive(sequence, *token_ids, now_us, wire_us=0, draft_us=0):
     log = sequence.session.log
     draft = DraftTokens(1, 1, len(log), log.hash_at(len(log)), token_ids, 0, draft_us)
     sequence.session.receive_draft(draft)
-    sequence.keep(draft, now_us, wire_us)
+    sequence.keep(Arrival.of(draft, now_us, wire_us))
 
 
 def verify(sequence, limit, *own):

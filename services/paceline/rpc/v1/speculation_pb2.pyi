@@ -227,7 +227,7 @@ class DraftDistribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftTokens(_message.Message):
-    __slots__ = ("session_id", "epoch", "start", "context_hash", "token_ids", "last_round", "draft_us", "sent_us", "distributions")
+    __slots__ = ("session_id", "epoch", "start", "context_hash", "token_ids", "last_round", "draft_us", "sent_us", "distributions", "is_branch")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,7 @@ class DraftTokens(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     SENT_US_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    IS_BRANCH_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     start: int
@@ -246,7 +247,8 @@ class DraftTokens(_message.Message):
     draft_us: int
     sent_us: int
     distributions: _containers.RepeatedCompositeFieldContainer[DraftDistribution]
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., context_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., last_round: _Optional[int] = ..., draft_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[DraftDistribution, _Mapping]]] = ...) -> None: ...
+    is_branch: bool
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., context_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., last_round: _Optional[int] = ..., draft_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[DraftDistribution, _Mapping]]] = ..., is_branch: _Optional[bool] = ...) -> None: ...
 
 class DraftTokensBatch(_message.Message):
     __slots__ = ("items",)

@@ -1,1 +1,0 @@
-"""Serve autoscaling policies for targets and drafts; imported by Serve's controller."""

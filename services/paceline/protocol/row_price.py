@@ -1,0 +1,58 @@
+"""What a proposal must survive with to be worth its row: the K of full windows. Pure.
+
+It is looked at every few passes and changes only for a predicted gain, so that K does not flutter.
+It does not know sequences; times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from paceline.protocol import decision
+from paceline.protocol.acceptance_model import Survivals
+
+PASSES_BETWEEN_LOOKS = 4
+NEVER = 2.0  # no survival is that high
+MIN_GAIN = 1.02  # predicted: a new price must be that much better than the one in force
+
+
+MIN_PAY = 1.01  # predicted: less is not worth a draft's work, and what predictions cannot see
+
+
+class RowPrice:
+    """`survival`: None before anything was measured; NEVER: no proposal is worth a row."""
+
+    def __init__(self) -> None:
+        self.survival: float | None = None
+        self._num_sequences = 0
+
+    def _is_far(self, num_sequences: int) -> bool:
+        """Whether the batch is another one than the price was made for."""
+        return abs(num_sequences - self._num_sequences) * 4 > self._num_sequences
+
+    def is_due(self, num_sequences: int, num_passes: int) -> bool:
+        return num_passes % PASSES_BETWEEN_LOOKS == 0 or self._is_far(num_sequences)
+
+    def expire(self) -> None:
+        """Look again before the next pass, and take what is best then."""
+        self._num_sequences = 0
+
+    def update(
+        self,
+        groups: Mapping[tuple[Survivals, int], int],
+        max_rows: int,
+        num_sequences: int,
+        cost_us: Sequence[float],
+        idle_us: float,
+    ) -> None:
+        """`groups`: how many sequences have these survivals and may have so many proposals;
+        `cost_us` has at least `max_rows` + 1 entries."""
+        best, rate, negatives = decision.best_level(
+            groups, max_rows, num_sequences, cost_us, idle_us
+        )
+        if self.survival is not None and not self._is_far(num_sequences):
+            old = decision.rate_at(self.survival, negatives, num_sequences, cost_us, idle_us)
+            best = best if rate > MIN_GAIN * old else self.survival
+        if rate < MIN_PAY * num_sequences / (cost_us[0] + idle_us):
+            best = NEVER
+        self.survival, self._num_sequences = best, num_sequences

@@ -1,0 +1,143 @@
+"""Branches at the desk: counted, timed, never a Nack, and no crime of an honest draft."""
+
+import pytest
+
+from paceline.protocol.lookahead import Grant
+from paceline.protocol.messages import DraftTokens, Opened, OpenSession, OpenStatus, Verdict
+from paceline.protocol.token_log import TokenLog
+
+PROMPT = (1, 2, 3)
+NUM_TOKENS = 40
+
+
+@pytest.fixture
+def rig(make_rig):
+    """One sequence (session 1) that link 1 serves by hand, with two branches a position."""
+    rig = make_rig(rpc={"max_remote_errors": 3})
+    rig.scheduler.policy.grant = lambda lookahead: Grant(9, fan_out=2)
+    rig.desk.attach(1, rig.hello(1))
+    rig.add(PROMPT, NUM_TOKENS)
+    ((_, opened),) = rig.take_sent()
+    assert isinstance(opened, OpenSession)
+    assert opened.fan_out == 2
+    rig.desk.receive(1, Opened(1, 1, OpenStatus.OK), 0)
+    return rig
+
+
+def sequence_of(rig):
+    return rig.scheduler._sequences[1]
+
+
+def say(rig, context, *token_ids, is_branch=False, wire_us=0, draft_us=0, now_us=None):
+    context = (*PROMPT, *context)
+    start, last_round = len(context), sequence_of(rig).session.round
+    context_hash = TokenLog(context).hash_at(start)
+    draft = DraftTokens(
+        1, 1, start, context_hash, token_ids, last_round, draft_us, is_branch=is_branch
+    )
+    rig.desk.receive(1, draft, rig.now if now_us is None else now_us, wire_us)
+
+
+def finish(rig):
+    rig.run()
+    assert rig.out[1] == rig.oracle(PROMPT, NUM_TOKENS)
+
+
+def corrected(rig, then=4, wrong=63, **times):
+    """A first proposal that is wrong, and a branch behind the token that the target will take."""
+    text = rig.oracle(PROMPT, NUM_TOKENS)
+    assert wrong != text[0]
+    say(rig, (), wrong, 5)
+    say(rig, text[:1], *text[1 : 1 + then], is_branch=True, **times)
+    return text
+
+
+def test_held_adopted_and_verified(rig):
+    text = corrected(rig)
+    assert rig.desk.counts["alternate"] == 1
+    rig.step()
+    assert rig.desk.counts["adopted"] == 1
+    rig.step()
+    assert rig.out[1] == text[:6]
+    rounds = [(d.num_draft_tokens, d.num_accepted_tokens) for d in rig.deltas[1]]
+    assert rounds == [(0, 0), (4, 4)]
+    finish(rig)
+
+
+def test_one_that_does_not_come_true(rig):
+    text = rig.oracle(PROMPT, NUM_TOKENS)
+    say(rig, (63 - text[0],), 7, 8, is_branch=True)
+    rig.step()
+    assert (rig.desk.counts["alternate"], rig.desk.counts["adopted"]) == (1, 0)
+    assert len(sequence_of(rig).session.alternates) == 0
+    finish(rig)
+
+
+def test_no_nack_and_no_strike(rig):
+    for position in range(6):
+        say(rig, range(20, 21 + position), 30, is_branch=True)
+    assert rig.take_sent() == []
+    assert rig.desk.counts["gap"] == rig.desk.counts["remote_error"] == 0
+    assert rig.desk.pool.get(1).strikes == 0
+    finish(rig)
+
+
+def test_one_that_was_not_allowed(rig):
+    sequence_of(rig).session._granted_fan_out = 0
+    say(rig, (20,), 30, is_branch=True)
+    assert rig.desk.counts["remote_error"] == 1
+    assert rig.desk.pool.get(1).strikes == 1
+    finish(rig)
+
+
+def test_its_times_are_those_of_its_own_message(rig):
+    """It waited from its arrival on; what it replaced has no part in the round."""
+    rig.now = 10_000
+    text = corrected(rig, wire_us=700, draft_us=3_000, now_us=9_000)
+    say(rig, text[:5], text[5], is_branch=True, wire_us=800, draft_us=1_000, now_us=9_500)
+    rig.step()
+    ends = [arrival.end for arrival in sequence_of(rig).arrivals]
+    assert ends == [3 + 5, 3 + 6]
+    started_us = rig.now
+    rig.step()
+    delta = rig.deltas[1][-1]
+    assert delta.num_draft_tokens == 4
+    assert (delta.draft_ms, delta.wire_ms) == (3.0, 0.7)
+    assert delta.queue_ms == (started_us - 9_000) / 1000
+    rig.step()
+    delta = rig.deltas[1][-1]
+    assert (delta.num_draft_tokens, delta.draft_ms, delta.wire_ms) == (0, 0.0, 0.0)
+    finish(rig)
+
+
+def test_a_rest_of_it_that_comes_later_counts_with_it(rig):
+    text = corrected(rig, then=2, draft_us=2_000)
+    rig.step()
+    say(rig, text[:3], *text[3:5], draft_us=1_000)
+    assert [arrival.end for arrival in sequence_of(rig).arrivals] == [6, 8]
+    rig.step()
+    assert (rig.deltas[1][-1].num_draft_tokens, rig.deltas[1][-1].draft_ms) == (4, 3.0)
+    finish(rig)
+
+
+def test_arrivals_stay_bounded(rig):
+    """Any number of branches, one token a message: the table has one entry per token held."""
+    text = rig.oracle(PROMPT, NUM_TOKENS)
+    for _ in range(8):
+        written = rig.out[1]
+        end = min(len(written) + 9, NUM_TOKENS - 1)
+        for position in range(len(written) + 1, end):
+            say(rig, text[:position], text[position], is_branch=True)
+        rig.step()
+        assert len(sequence_of(rig).arrivals) <= 9
+        rig.take_sent()
+    finish(rig)
+
+
+def test_every_verdict_tells_the_fan_out_in_force(rig):
+    rig.step()
+    rig.scheduler.policy.grant = lambda lookahead: Grant(9, fan_out=0)
+    rig.step()
+    told = [m.fan_out for _, m in rig.take_sent() if isinstance(m, Verdict)]
+    assert told == [2, 0]
+    finish(rig)

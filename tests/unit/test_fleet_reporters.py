@@ -1,0 +1,159 @@
+"""What replicas say of themselves with each heartbeat, and what a target does with the answer."""
+
+import pytest
+
+from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
+from paceline.draft.fleet_reporter import FleetReporter as DraftReporter
+from paceline.engine.base import EngineInfo
+from paceline.fleet_reports import (
+    Ceilings,
+    DraftReport,
+    ReportError,
+    TargetReport,
+    plain_guidance,
+)
+from paceline.protocol.draft_table import DraftTable
+from paceline.protocol.lookahead import (
+    AcceptanceClass,
+    Choice,
+    ClassCounts,
+    Explanation,
+    LookaheadPolicy,
+    StarvationCounts,
+)
+from paceline.sampling.params import VerificationMode
+from paceline.target.fleet_reporter import CEILINGS_EXPIRE_S, EXPLAIN_EVERY_BEATS, FleetReporter
+from paceline.target.scheduler import Scheduler
+
+INFO = EngineInfo("toy", vocab_size=64, max_model_len=512, block_size=16, num_blocks=64)
+KIND = AcceptanceClass("toy", VerificationMode.GREEDY, 0.0)
+COUNTS = {KIND: ClassCounts((9.0,), (6.0,))}
+WHY = Explanation({"rtt_us": 5.0}, (Choice(0, 1, 1.0, 1e4), Choice(6, 7, 3.0, 1e4)), 1, "pays")
+
+
+class Policy(LookaheadPolicy):
+    """Says what the test wants and writes down its guidance."""
+
+    def __init__(self, limits):
+        super().__init__(limits)
+        self.words = []
+        self.why = None
+
+    def class_counts(self):
+        return COUNTS
+
+    def starvation(self):
+        return StarvationCounts(8.0, 2.0)
+
+    def explain(self):
+        return self.why
+
+    def guide(self, guidance):
+        self.words.append(guidance)
+
+
+class Target:
+    def __init__(self, **speculation):
+        config = SpeculationConfig(**speculation)
+        self.scheduler = Scheduler(INFO, TargetConfig(), config, RpcConfig())
+        self.policy = self.scheduler.policy = Policy(self.scheduler.policy.limits)
+        self.reporter = FleetReporter(self.scheduler, "t", "boot", "host:1")
+
+    def beat(self):
+        return TargetReport.read(self.reporter.report(num_drafts=2))
+
+
+@pytest.fixture
+def target():
+    return Target(num_speculative_tokens=3, max_num_speculative_tokens=8, max_draft_ahead=12)
+
+
+def test_what_a_target_says(target):
+    target.reporter.config_error = "unknown key x"
+    target.scheduler.drafts.counts["busy"] = 4
+    report = target.beat()
+    assert (report.replica_id, report.boot_id, report.address) == ("t", "boot", "host:1")
+    assert (report.num_drafts, report.num_busy) == (2, 4)
+    assert report.num_speculative_tokens == 3, "before a decision: the configured"
+    limits = (report.max_num_speculative_tokens, report.max_draft_ahead, report.max_fan_out)
+    assert limits == (8, 12, 0)
+    assert (report.wanted, report.missing) == (8.0, 2.0)
+    assert report.class_counts == COUNTS
+    assert report.config_error == "unknown key x"
+
+
+def test_the_k_in_force_is_the_last_decisions(target):
+    target.policy.why = WHY
+    assert target.beat().num_speculative_tokens == 6
+
+
+def test_where_k_is_fixed_it_is_the_configured():
+    target = Target(lookahead="fixed", num_speculative_tokens=2)
+    target.policy.why = WHY  # of the time before
+    assert target.beat().num_speculative_tokens == 2
+
+
+def test_off_is_no_k():
+    assert Target(method="off").beat().num_speculative_tokens == 0
+
+
+def test_the_batch_is_that_since_the_last_beat(target):
+    stats = target.scheduler.stats
+    stats.num_passes, stats.num_rounds = 10, 25
+    assert target.beat().batch == 2.5
+    stats.num_passes, stats.num_rounds = 14, 41
+    assert target.beat().batch == 4.0
+    assert target.beat().batch == 0.0
+
+
+def test_explanations_come_with_some_beats_only(target):
+    target.policy.why = WHY
+    sent = [target.beat().explanation for _ in range(2 * EXPLAIN_EVERY_BEATS)]
+    assert [why is not None for why in sent] == [True, *[False] * (EXPLAIN_EVERY_BEATS - 1)] * 2
+    assert sent[0] == WHY
+
+
+def test_guidance_goes_to_the_policy_and_ceilings_are_told_back(target):
+    target.reporter.hear(plain_guidance(COUNTS, Ceilings(6, None, 4)), 1.0)
+    (word,) = target.policy.words
+    assert (word.priors, word.max_draft_ahead, word.max_num_speculative_tokens) == (COUNTS, 6, 4)
+    assert target.beat().ceilings == Ceilings(6, None, 4), "for a controller that starts anew"
+
+
+def test_the_last_word_stays_but_its_ceilings_expire(target):
+    target.reporter.hear(plain_guidance(COUNTS, Ceilings(6, None, 4)), 1.0)
+    target.reporter.expire(1.0 + CEILINGS_EXPIRE_S - 0.1)
+    assert len(target.policy.words) == 1
+    target.reporter.expire(1.0 + CEILINGS_EXPIRE_S)
+    target.reporter.expire(2.0 + CEILINGS_EXPIRE_S)
+    assert len(target.policy.words) == 2, "once"
+    word = target.policy.words[-1]
+    assert (word.priors, word.max_draft_ahead, word.max_num_speculative_tokens) == (
+        COUNTS,
+        None,
+        None,
+    )
+    assert target.beat().ceilings == Ceilings()
+
+
+def test_an_answer_that_is_none_changes_nothing(target):
+    with pytest.raises(ReportError):
+        target.reporter.hear(None, 1.0)
+    assert target.policy.words == []
+
+
+def test_what_a_draft_says():
+    table = DraftTable(max_sessions=7, max_len=64, session_idle_us=1)
+    reporter = DraftReporter(table, "d", "boot")
+    first = DraftReport.read(reporter.report(("host:1",), 10.0))
+    assert (first.max_sessions, first.num_sessions, first.connected) == (7, 0, ("host:1",))
+    assert (first.is_draining, first.busy_share) == (False, None)
+    table.stats.num_drafted_tokens += 30
+    table.stats.busy_us += 500_000
+    table.stats.num_passes = getattr(table.stats, "num_passes", 0) + 10
+    table.is_draining = True
+    second = DraftReport.read(reporter.report((), 12.0))
+    assert (second.busy_share, second.num_drafted_tokens) == (0.25, 30)
+    assert (second.step_ms, second.batch, second.is_draining) == (50.0, 3.0, True)
+    third = DraftReport.read(reporter.report((), 13.0))
+    assert (third.busy_share, third.num_drafted_tokens, third.step_ms, third.batch) == (0, 0, 0, 0)
