@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
+from paceline.bench import event_loop
 from paceline.bench.ceiling import Costs
 from paceline.bench.processes import Handler, serve
 from paceline.bench.schemes import draft_engine, engine_info
@@ -58,7 +59,7 @@ class DraftProcess:
         await self._driver.start()
         self._driver.set_targets([address])
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            while not self._driver.connected:  # noqa: ASYNC110 - the driver has no event for it
+            while not self._driver.connected:  # noqa: ASYNC110 - it has no event for it
                 await asyncio.sleep(0.005)
         return {}
 
@@ -117,4 +118,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    event_loop.run(main())

@@ -7,7 +7,7 @@ nothing of what the passes mean.
 from __future__ import annotations
 
 import asyncio
-import os
+import threading
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +25,8 @@ from paceline.sampling.params import SamplingParams
 
 # No sequence of a target or draft has this id: theirs count from 1.
 _PROBE_ID = 0
-# A thread wakes within some 100 us, and a yield takes one or less.
-_MAX_YIELDS = 500
+# Longest wait for the thread, which may be counting blocks.
+_BEGIN_TIMEOUT_S = 0.001
 _PROBE = StepItem(_PROBE_ID, 0, (0,), 1, SamplingParams(temperature=0.0))
 
 
@@ -58,7 +58,7 @@ class EngineWorker:
         self._max_pass_s = max_pass_s
         self._broken: EngineBroken | None = None
         self._known: set[int] = set()
-        self._has_begun = False
+        self._begun = threading.Lock()  # free: the thread has begun with what it was given last
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="paceline-engine")
 
     @property
@@ -82,13 +82,10 @@ class EngineWorker:
         lock from it, for up to 5 ms.
         """
         self.check_health()
-        self._has_begun = False
+        self._begun.acquire(blocking=False)
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._executor, self._run, released, items)
-        for _ in range(_MAX_YIELDS):
-            if self._has_begun:
-                break
-            os.sched_yield()  # lets go of the lock
+        self._begun.acquire(timeout=_BEGIN_TIMEOUT_S)
         return self._watch(running)
 
     async def _watch(self, running: asyncio.Future[PassResult]) -> PassResult:
@@ -129,7 +126,8 @@ class EngineWorker:
             raise EngineBroken(str(self._broken)) from self._broken
 
     def _run(self, released: Sequence[int], items: Sequence[StepItem]) -> PassResult:
-        self._has_begun = True
+        if self._begun.locked():
+            self._begun.release()
         for sequence_id in released:
             if sequence_id in self._known:
                 self._known.discard(sequence_id)
