@@ -49,10 +49,12 @@ class Service:
         return answer
 
     def wait_for_draft(self) -> dict[str, Any]:
-        """The draft's report once it has a stream to every target."""
-        wanted = len(self.fleet()["targets"])
+        """The draft's report once it has a stream to every target that Serve runs."""
+        from ray import serve
 
         def connected() -> dict[str, Any] | None:
+            running = serve.status().applications["paceline"].deployments["TargetReplica"]
+            wanted = running.replica_states.get("RUNNING", 0)
             drafts = self.fleet()["drafts"]
             return next((d for d in drafts if len(d["connected"]) == wanted > 0), None)
 
