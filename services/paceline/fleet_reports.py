@@ -66,8 +66,9 @@ class TargetReport:
     """One heartbeat of a target. `address` is host:port of its Speculation server.
 
     `num_speculative_tokens`: the K in force (mean over sequences); the three `max_` are its
-    deployment's. `batch`: decoding sequences per pass since the last beat. `wanted`, `missing`:
-    the policy's `StarvationCounts`; `num_busy`: BUSY answers of drafts; both since its start.
+    deployment's. `batch`: decoding sequences per pass since the last beat, `pass_ms`: what a pass
+    took (0: there was none). `wanted`, `missing`: the policy's `StarvationCounts`; `num_busy`: BUSY
+    answers of drafts; both since its start.
     `ceilings` are those that it obeys now. `explanation` comes with some beats only.
     `config_error`: why its last `user_config` was not taken.
     """
@@ -92,6 +93,7 @@ class TargetReport:
     ceilings: Ceilings = Ceilings()
     explanation: Explanation | None = None
     config_error: str = ""
+    pass_ms: float = 0.0
 
     def plain(self) -> Plain:
         return {
@@ -126,6 +128,7 @@ class TargetReport:
             ceilings=Ceilings.read(values.get("ceilings", {})),
             explanation=read_explanation(values.get("explanation")),
             config_error=values.sentence("config_error"),
+            pass_ms=values.number("pass_ms"),
         )
 
 

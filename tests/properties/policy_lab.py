@@ -53,6 +53,59 @@ def drifting() -> dict[str, tuple[Setting, float]]:
     }
 
 
+def _jumps(index: int, position: int, now_us: float) -> float:
+    """Right for 150 tokens and wrong for 50; wrong and right; and something between."""
+    phase = (position + 37 * index) % 200
+    return ((0.92, 0.15)[phase >= 150], (0.7, 0.3)[phase >= 100], (0.92, 0.15)[phase < 150])[
+        index % 3
+    ]
+
+
+def _one_jumps(index: int, position: int, now_us: float) -> float:
+    return 0.92 if (position + 37 * index) % 200 < 150 else 0.15
+
+
+def _flips(index: int, position: int, now_us: float) -> float:
+    return 0.9 if (position // 40 + index) % 2 else 0.2
+
+
+def _slow_flips(index: int, position: int, now_us: float) -> float:
+    return 0.9 if int(now_us / 5e6) % 2 else 0.15
+
+
+def _late(index: int, position: int, now_us: float) -> float:
+    return 0.05 if now_us < 15e6 else 0.85
+
+
+HARSH_SEEDS = (21, 22, 23)
+
+
+def harsh_mixes() -> dict[str, tuple[Setting, float]]:
+    base = Setting(row_us=750, classes=("code", "prose", "names"), drift=_jumps)
+    return {
+        "B 8, mix that jumps": (replace(base, num_sequences=_constant(8)), 20.0),
+        "B 32, mix that jumps": (replace(base, num_sequences=_constant(32)), 12.0),
+    }
+
+
+def harsh() -> dict[str, tuple[Setting, float]]:
+    """One class whose acceptance changes at a stroke."""
+    drifts = {
+        "jumps 150 / 50": _one_jumps,
+        "flips each 40 positions": _flips,
+        "flips each 5 s": _slow_flips,
+        "bad for 15 s": _late,
+    }
+    return {
+        f"B {count}, {name}": (
+            Setting(row_us=750, num_sequences=_constant(count), drift=drift),
+            40.0 if count < 32 else 30.0,
+        )
+        for count in (1, 8, 32)
+        for name, drift in drifts.items()
+    }
+
+
 def useless(num_sequences: int) -> tuple[Setting, float]:
     base = Setting(acceptance=0.0, row_us=100)
     return replace(base, num_sequences=_constant(num_sequences)), 12.0
@@ -88,6 +141,12 @@ BEST_K = {
     "B 32, a .7, row 1 %": (2, 3),
     "B 8, drifting": (3, 4, 5),
     "B 16, drifting": (2, 3, 4),
+    "B 8, mix that jumps": (2, 3, 4),
+    "B 32, mix that jumps": (1, 2),
+    "B 8, jumps 150 / 50": (4, 5, 6),
+    "B 8, flips each 40 positions": (2, 3, 4),
+    "B 8, flips each 5 s": (5, 6, 7),
+    "B 8, bad for 15 s": (4, 5, 6),
 }
 
 
@@ -103,6 +162,16 @@ def _table() -> Iterator[str]:
             f"| {name} | {off:.1f} | {ours:.1f} ({ours / off:.2f}x) | "
             f"{best}: {rates[best]:.1f} | {ours / rates[best]:.3f} |"
         )
+    yield ""
+    yield "| setting | adaptive / best fixed K, the worst of three seeds |"
+    yield "| --- | --- |"
+    for name, (setting, seconds) in {**harsh_mixes(), **harsh()}.items():
+        ratios = []
+        for seed in HARSH_SEEDS:
+            one = replace(setting, seed=seed)
+            best_rate = max(run(one, fixed(k), seconds).rate for k in range(1, 11))
+            ratios.append(run(one, ADAPTIVE, seconds).rate / best_rate)
+        yield f"| {name} | {min(ratios):.3f} |"
     yield ""
     yield "| setting | no draft | adaptive | ratio |"
     yield "| --- | --- | --- | --- |"

@@ -5,14 +5,19 @@ Tables with all K and longer runs: `python -m tests.properties.policy_lab`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.properties.policy_lab import (
     ADAPTIVE,
     BEST_K,
+    HARSH_SEEDS,
     contended,
     drifting,
     far,
+    harsh,
+    harsh_mixes,
     stationary,
     steps,
     useless,
@@ -33,6 +38,22 @@ def test_a_drifting_mix_beats_every_fixed_k(name):
     setting, seconds = drifting()[name]
     best = max(run(setting, fixed(k), seconds).rate for k in BEST_K[name])
     assert run(setting, ADAPTIVE, seconds).rate > best
+
+
+@pytest.mark.parametrize("seed", HARSH_SEEDS)
+@pytest.mark.parametrize("name", harsh_mixes())
+def test_a_mix_that_jumps_beats_every_fixed_k(name, seed):
+    setting, seconds = harsh_mixes()[name]
+    setting = replace(setting, seed=seed)
+    best = max(run(setting, fixed(k), seconds).rate for k in BEST_K[name])
+    assert run(setting, ADAPTIVE, seconds).rate > best
+
+
+@pytest.mark.parametrize("name", [name for name in harsh() if name in BEST_K])
+def test_a_class_that_changes_at_a_stroke(name):
+    setting, seconds = harsh()[name]
+    best = max(run(setting, fixed(k), seconds).rate for k in BEST_K[name])
+    assert run(setting, ADAPTIVE, seconds).rate >= 0.95 * best
 
 
 @pytest.mark.parametrize("num_sequences", [1, 8, 32, 64])

@@ -139,10 +139,10 @@ class Pair:
         for token_id in map(int, drawn.split()):
             ready = {branch.token_ids[0]: branch for _, branch in self.draft.ready_branches()}
             branch = ready[int(first)]
-            branch.sequence_id = branch.sequence_id or 1 + int(first)
-            work = self.draft.begin_branch(branch, MAX_LEN)
+            work = self.draft.begin_branch(branch, branch.sequence_id or 1 + int(first))
             self.draft.end_branch(branch, WorkResult(token_id))
             yield f"fed {ids(work.token_ids)} at {work.start}"
+        self.draft.branches.pass_over(branch)  # others get the rows: what there is may go
 
     def send(self, _):
         yield from self._put("to_target", self.draft.take_draft())

@@ -106,6 +106,15 @@ def test_the_batch_is_that_since_the_last_beat(target):
     assert target.beat().batch == 0.0
 
 
+def test_a_pass_takes_what_those_since_the_last_beat_took(target):
+    stats = target.scheduler.stats
+    stats.num_passes, stats.busy_us = 10, 250_000
+    assert target.beat().pass_ms == 25.0
+    stats.num_passes, stats.busy_us = 14, 290_000
+    assert target.beat().pass_ms == 10.0
+    assert target.beat().pass_ms == 0.0
+
+
 def test_explanations_come_with_some_beats_only(target):
     target.policy.why = WHY
     sent = [target.beat().explanation for _ in range(2 * EXPLAIN_EVERY_BEATS)]

@@ -39,7 +39,7 @@ TARGET = TargetReport(
     "t", "boot", "host:1", 7, 3, 2, 1, True, 2.5, 3.5, 16, 12, 2, 10.0, 4.0, 5, COUNTS,
     Ceilings(6, None, 4),
     Explanation({"rtt_us": 500.0, "gain": -0.5}, (Choice(2.0, 6, 2.5, 25e3),), 0, "it pays"),
-    "unknown key x",
+    "unknown key x", 25.5,
 )  # fmt: skip
 DRAFT = DraftReport("d", "boot", 7, 128, 3, ("host:1", "host:2"), True, 0.5, 99, 3.25, 2.5)
 

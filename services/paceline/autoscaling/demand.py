@@ -98,15 +98,31 @@ def target_demand(
     return Demand(1, counted, measured, num_running + num_waiting, is_crowded)
 
 
+def _are_slow(targets: Sequence[TargetLoad], drafts: Sequence[DraftLoad]) -> bool:
+    """Whether drafts need longer for a window and the token behind it than targets for a pass, in
+    the mean over sequences. True where nobody says how long either takes."""
+    saying = [load for load in targets if load.pass_ms and load.num_wanting]
+    stepping = [load for load in drafts if load.step_ms and load.num_sessions]
+    num_wanting = sum(load.num_wanting for load in saying)
+    num_sessions = sum(load.num_sessions for load in stepping)
+    if not (num_wanting and num_sessions):
+        return True
+    # Of each sequence: the steps that its window needs, as many as passes of its target.
+    passes_per_step = sum(load.num_wanting * (load.window + 1) / load.pass_ms for load in saying)
+    step_ms = sum(load.num_sessions * load.step_ms for load in stepping) / num_sessions
+    return step_ms * passes_per_step / num_wanting > 1.0
+
+
 def draft_demand(
     targets: Sequence[TargetLoad], drafts: Sequence[DraftLoad], knobs: Knobs
 ) -> Demand:
     """Drafts that the targets' sequences need: none when none wants one.
 
     A draft that has nothing better to do runs further ahead, so being busy is a cause only as far
-    as targets verify what it makes. Proposals that come too late are one only if drafts are busy:
-    else it is the way that takes long, and another draft would be as late. And drafts that few
-    sequences share are enough, however busy.
+    as targets verify what it makes. Proposals that come too late are one only if drafts are busy
+    and cannot make a window while a target does a pass: else it is the way that takes long (each
+    correction empties a window for a round trip), and another draft would be as late. And drafts
+    that few sequences share are enough, however busy.
     """
     num_wanting = sum(load.num_wanting for load in targets)
     if not (num_wanting and drafts):
@@ -126,7 +142,7 @@ def draft_demand(
     wanted = sum(load.wanted_rate for load in targets)
     missing = sum(load.missing_rate for load in targets)
     are_busy = busy >= knobs.draft_busy_share * num_drafts
-    if are_busy and missing > knobs.starvation_share * wanted:
+    if are_busy and missing > knobs.starvation_share * wanted and _are_slow(targets, drafts):
         growth = wanted / max(EPSILON, wanted - missing)
         measured["starvation"] = num_drafts * min(MAX_GROWTH, growth)
     most = 1.0 + math.floor(num_wanting / MIN_SHARING)

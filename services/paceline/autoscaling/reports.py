@@ -41,7 +41,8 @@ class TargetLoad:
     """One target. `row_share`: rows computed, of those that its passes could have held, idle time
     included. `num_unserved` of the `num_wanting` sequences that want a draft have none. Rates are
     tokens/s: expected accepted tokens (`wanted`), those of them that had not arrived (`missing`),
-    and proposals verified."""
+    and proposals verified. `pass_ms`: what a pass takes; `window`: K, or, where a target does not
+    say it, the accepted tokens expected of a full window, which are fewer (both 0: unknown)."""
 
     num_running: float
     num_waiting: float
@@ -52,16 +53,20 @@ class TargetLoad:
     wanted_rate: float
     missing_rate: float
     verified_rate: float
+    pass_ms: float = 0.0
+    window: float = 0.0
 
 
 @dataclass(frozen=True)
 class DraftLoad:
-    """One draft: share of the time in which it computed, proposals made per second."""
+    """One draft: share of the time in which it computed, proposals made per second; `step_ms`: what
+    one for each of its sequences takes (0: unknown)."""
 
     num_sessions: float
     max_sessions: float
     busy_share: float
     drafted_rate: float
+    step_ms: float = 0.0
 
 
 class Unknown(Exception):
@@ -99,30 +104,44 @@ class Reports:
         (since, first), (until, last) = points[0], points[-1]
         return max(0.0, (last - first) / (until - since))
 
+    def has(self, name: str) -> bool:
+        """False for a replica of a release that does not say it."""
+        return bool(self._points(name))
+
 
 def target_load(reports: Reports) -> TargetLoad:
     rows_per_s = reports.rate("num_rows")
     passes_per_s, busy = reports.rate("num_passes"), min(1.0, reports.rate("busy_us") / 1e6)
     max_rows = passes_per_s * reports.mean("max_rows_per_pass")
+    num_wanting, wanted_rate = reports.mean("num_wanting_draft"), reports.rate("wanted_tokens")
+    windows_per_s = passes_per_s * num_wanting
+    window = wanted_rate / windows_per_s if windows_per_s else 0.0
+    if reports.has("num_speculative_tokens"):
+        window = reports.mean("num_speculative_tokens")
     return TargetLoad(
         num_running=reports.mean("num_running"),
         num_waiting=reports.mean("num_waiting"),
         kv_share=min(1.0, reports.mean("kv_share")),
         row_share=min(1.0, busy * rows_per_s / max_rows) if max_rows else 0.0,
-        num_wanting=reports.mean("num_wanting_draft"),
+        num_wanting=num_wanting,
         num_unserved=reports.mean("num_without_draft"),
-        wanted_rate=reports.rate("wanted_tokens"),
+        wanted_rate=wanted_rate,
         missing_rate=reports.rate("missing_tokens"),
         verified_rate=reports.rate("num_verified_tokens"),
+        pass_ms=1e3 * busy / passes_per_s if passes_per_s else 0.0,
+        window=window,
     )
 
 
 def draft_load(reports: Reports) -> DraftLoad:
+    busy = min(1.0, reports.rate("busy_us") / 1e6)
+    steps_per_s = reports.rate("num_passes") if reports.has("num_passes") else 0.0
     return DraftLoad(
         num_sessions=reports.mean("num_sessions"),
         max_sessions=reports.mean("max_sessions"),
-        busy_share=min(1.0, reports.rate("busy_us") / 1e6),
+        busy_share=busy,
         drafted_rate=reports.rate("num_drafted_tokens"),
+        step_ms=1e3 * busy / steps_per_s if steps_per_s else 0.0,
     )
 
 

@@ -16,6 +16,7 @@ def table_stats(table: DraftTable) -> dict[str, float]:
     return {
         "num_sessions": len(table),
         "max_sessions": table.max_sessions,
+        "num_passes": table.stats.num_passes,
         "busy_us": table.stats.busy_us,
         "num_drafted_tokens": table.stats.num_drafted_tokens,
     }

@@ -48,7 +48,6 @@ class DraftDriver:
             session_idle_us=int(config.session_idle_s * 1e6),
             num_blocks=info.num_blocks,
             block_size=info.block_size,
-            can_branch=config.model.enable_prefix_caching,
         )
         self.hello = Hello(
             protocol_version=PROTOCOL_VERSION,

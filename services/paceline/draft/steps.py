@@ -26,6 +26,7 @@ def step_item(item: PassItem) -> StepItem:
         max_rows=work.max_rows if len(work.token_ids) > 1 else None,
         cache_salt=item.cache_salt,
         num_runner_ups=work.num_runner_ups,
+        fork_of=work.fork_of,
     )
 
 

@@ -59,7 +59,9 @@ class Verify:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+# One for every row of every pass, and never changed: not frozen only because that makes them twice
+# as slow to build.
+@dataclass(slots=True)
 class StepItem:
     """Rows of one sequence in one pass.
 
@@ -103,7 +105,7 @@ class StepItem:
     fork_of: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as above
 class StepResult:
     """`token_ids` has an entry per sampled row: the sampler's own token.
 

@@ -75,7 +75,7 @@ class BlockTable:
             self.counts.rewind(length)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one per row: see StepItem
 class WantedRows:
     """A sequence is to be truncated to `start` and to go on with `token_ids`.
 
@@ -95,7 +95,7 @@ class WantedRows:
     fork_of: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one per row: see StepItem
 class Reservation:
     """Rows `first .. end - 1` of a sequence are to be written in this pass, to `blocks`.
 

@@ -35,7 +35,8 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         _check_rows(where, item, info, table.length)
         _check_salt(where, item, table)
         _check_sampling(where, item)
-        _check_scores(where, item, info)
+        if item.num_prompt_logprobs is not None or item.scored_token_ids:
+            _check_scores(where, item, info)
         if isinstance(item.rule, Verify):
             _check_verify(where, item, item.rule)
 

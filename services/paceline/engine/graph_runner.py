@@ -23,7 +23,7 @@ from paceline.engine.pass_plan import AttentionGroup, PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
 from paceline.engine.varlen_attention import VarlenPlan, plan_varlen
 
-SEQS = (1, 2, 4, 8, 16, 32, 64)
+SEQS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 ROWS = (1, 2, 4, 6, 8, 12, 16)
 # sdpa reads every position of a shape, needed or not: shapes of so many positions x 2^n.
 MIN_POSITIONS = 256
@@ -79,10 +79,10 @@ def pick_shape(rows: Sequence[SequenceRows], block_size: int, max_blocks: int) -
 
 def pad_rows(
     rows: Sequence[SequenceRows], shape: Shape, block_size: int, scratch: int
-) -> list[int]:
-    """The numbers of a padded pass, in the order of `Shape.sizes`."""
+) -> array[int]:
+    """The numbers (int64) of a padded pass, in the order of `Shape.sizes`."""
     ids, positions, slots, samples = list[int](), list[int](), list[int](), list[int]()
-    lengths, table = list[int](), list[int]()
+    lengths, table = list[int](), array("q")  # the tables of long texts are most of it
     idle = SequenceRows(0, (0,), 0, (scratch,))
     for index, item in enumerate([*rows, *[idle] * (shape.num_seqs - len(rows))]):
         num_pads = shape.num_rows - len(item.token_ids)
@@ -95,9 +95,10 @@ def pad_rows(
         samples += range(end - item.num_samples, end)
         lengths.append(span.stop)
         blocks = item.blocks[: -(-span.stop // block_size)]
-        table += [*blocks, *[blocks[-1]] * (shape.num_blocks - len(blocks))]
+        table.extend(blocks)
+        table += array("q", blocks[-1:]) * (shape.num_blocks - len(blocks))
     samples += [0] * (shape.num_seqs * shape.num_rows - len(samples))
-    return ids + positions + slots + samples + lengths + table
+    return array("q", ids + positions + slots + samples + lengths) + table
 
 
 class GraphRunner(ModelRunner):
@@ -150,7 +151,7 @@ class GraphRunner(ModelRunner):
             static.copied.synchronize()
         numbers = pad_rows(rows, shape, self._block_size, self._scratch)
         # Far faster than torch.tensor, and the block tables of long texts are large.
-        static.host.copy_(torch.frombuffer(array("q", numbers), dtype=torch.int64))
+        static.host.copy_(torch.frombuffer(numbers, dtype=torch.int64))
         static.device.copy_(static.host, non_blocking=True)
         num_samples = sum(item.num_samples for item in rows)
         if self.device.type != "cuda":

@@ -25,7 +25,7 @@ ROW_MULTIPLE = 16
 CALL_COST_POSITIONS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one per row: see StepItem
 class SequenceRows:
     """Rows `start, start + 1, ...` of one sequence in one pass: plain integers, cheap to send.
 

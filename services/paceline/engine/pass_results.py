@@ -28,7 +28,7 @@ from paceline.generation import TokenLogprobs
 from paceline.sampling.sparse_probs import SparseProbs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one per row: see StepItem
 class PassPart:
     """One item of a pass. Its logits are rows `first_row .. end_row - 1` of the pass's.
 

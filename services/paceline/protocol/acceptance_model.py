@@ -23,18 +23,23 @@ MAX_POSITIONS = 16
 # Classes that are remembered; the one used longest ago is forgotten first, and its sequences start
 # from the prior again.
 MAX_CLASSES = 64
-# Rounds of a class that may pass before its survivals are made anew.
-REFRESH_ROUNDS = 32
-# Rounds of resting sequences of a class between two probes.
-MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 16, 256
+# Rounds of a class that may pass before the shape of its survivals is made anew.
+REFRESH_ROUNDS = 512
+# Rounds of resting sequences of a class between two probes, and most passes between them.
+MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 16, 192
+MAX_PROBE_PASSES = 48
+_ROUNDS_PER_PASS = 12  # more do not count: large batches are not to probe all the time
 
 _DECAY_EVERY = 32  # rounds; often enough, and cheap
 _SLOW_DECAY = 0.5 ** (_DECAY_EVERY / 2000)  # the shape over positions: half-life 2000 rounds
 _FAST_DECAY = 0.5 ** (_DECAY_EVERY / 256)  # the mean: half-life 256 rounds
+_MAX_RECENT = 96.0  # positions: long windows and large batches must not make the mean slower
+_MEAN_STEP = 0.02  # of the mean: sequences that learn nothing of their own hear of it
 _RESTING_WEIGHT = 16.0  # most evidence for the mean of a class that rests
 _PRIOR_RATE = 0.7
 _PRIOR_WEIGHT = 2.0
 _MAX_GUIDANCE_WEIGHT = 64.0  # of the fleet's counts: what is seen here soon counts for more
+_FLEET_ROUNDS = 64  # own rounds after which they count half for the mean
 _SHAPE_WEIGHT = 16.0  # reached positions that a ratio of 1 is worth
 _MIN_HAZARD, _MAX_HAZARD = 0.005, 0.99  # low enough that no row pays for nothing
 _NUM_BINS = 200  # of the acceptance rate: sequences in one bin share their survivals
@@ -78,21 +83,29 @@ class Survivals:
 
 @dataclass(slots=True)
 class RestProbes:
-    """When a class that rests is tried again: after so many rounds of its sequences, one sequence
-    for a few passes. Probes that lose become rare, one that wins makes them frequent again."""
+    """When a class (or a sequence) that rests is tried again: after so many rounds of its
+    sequences, one of them for a few passes. Probes that lose become rare, one that wins makes them
+    frequent again."""
 
     first: int = MIN_PROBE_INTERVAL
     interval: int = 0  # 0: `first`
-    num_rested: int = 0
+    _last: int = -2  # the last pass in which it rested
+    _begin: int = 0  # the pass since which rounds are counted
+    _num_rounds: int = 0
 
-    def rest(self) -> bool:
-        """A sequence has rested for a round; True when it is to probe."""
-        self.num_rested += 1
+    def rest(self, num_passes: int) -> bool:
+        """A sequence rests, after so many passes in all; True when it is to probe."""
         self.interval = self.interval or self.first
-        if self.num_rested < self.interval:
+        if num_passes - self._last > 1:  # it did not rest in the last one
+            self._begin, self._num_rounds = num_passes, 0
+        self._last = num_passes
+        self._num_rounds += 1
+        passes = num_passes - self._begin
+        is_due = self._num_rounds >= self.interval and passes >= self.interval // _ROUNDS_PER_PASS
+        if not is_due and passes < MAX_PROBE_PASSES:
             return False
-        self.num_rested = 0
         self.interval = min(MAX_PROBE_INTERVAL, 2 * self.interval)
+        self._begin, self._num_rounds = num_passes, 0
         return True
 
     def win(self) -> None:
@@ -106,79 +119,98 @@ class ClassProfile:
     length: int
     reached: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
     accepted: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
+    expected: list[float] = field(default_factory=lambda: [0.0] * MAX_POSITIONS)
     recent_reached: float = 0.0
     recent_accepted: float = 0.0
     prior: ClassCounts | None = None
     version: int = 0
     mean: float = _PRIOR_RATE
     probes: RestProbes = field(default_factory=RestProbes)
+    watch_until: int = 0  # the pass: a probe was right, so the drafts of all are watched
     _num_rounds: int = 0
-    _num_stale: int = 0
+    _told_mean: float = _PRIOR_RATE
+    _fleet_rate: float = 0.0
+    _fleet_weight: float = 0.0
     _ratios: tuple[float, ...] = (1.0,) * MAX_POSITIONS
     _tables: dict[int, Survivals] = field(default_factory=dict)
 
-    def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """One round in which `num_draft_tokens` (>= 1) were verified."""
+    def update(
+        self, num_draft_tokens: int, num_accepted_tokens: int, rate: float | None = None
+    ) -> None:
+        """One round in which `num_draft_tokens` (>= 1) were verified; `rate`: what was expected of
+        the sequence before, by default the mean."""
+        rate = self.mean if rate is None else rate
         num_reached = min(num_draft_tokens, num_accepted_tokens + 1)
         num_right = min(num_draft_tokens, num_accepted_tokens)
         for position in range(min(num_reached, MAX_POSITIONS)):
             self.reached[position] += 1.0
+            self.expected[position] += rate
             if position < num_right:
                 self.accepted[position] += 1.0
         self.recent_reached += num_reached
         self.recent_accepted += num_right
+        self.forget(_MAX_RECENT)
         self._num_rounds += 1
         if self._num_rounds % _DECAY_EVERY == 0:
             self._decay()
-        self._num_stale += 1
-        # The first rounds teach the most.
-        if self._num_stale >= REFRESH_ROUNDS or self._num_rounds <= REFRESH_ROUNDS:
+        # The first rounds teach the most: powers of two.
+        count = self._num_rounds
+        if count % REFRESH_ROUNDS == 0 or (count < REFRESH_ROUNDS and not count & (count - 1)):
             self.refresh()
+        else:
+            self._set_mean()
 
-    def forget(self) -> None:
-        """Its sequences rest: the mean must not be older news than probes can overrule."""
-        if self.recent_reached > _RESTING_WEIGHT:
-            self.recent_accepted *= _RESTING_WEIGHT / self.recent_reached
-            self.recent_reached = _RESTING_WEIGHT
+    def forget(self, most: float = _RESTING_WEIGHT) -> None:
+        """Let what was seen count for `most` positions of the mean. By default for so few that
+        probes of a class that rests can overrule it."""
+        if self.recent_reached > most:
+            self.recent_accepted *= most / self.recent_reached
+            self.recent_reached = most
+
+    def _set_mean(self) -> None:
+        fleet = self._fleet_weight * _FLEET_ROUNDS / (_FLEET_ROUNDS + self._num_rounds)
+        self.mean = (
+            self.recent_accepted + _PRIOR_WEIGHT * _PRIOR_RATE + fleet * self._fleet_rate
+        ) / (self.recent_reached + _PRIOR_WEIGHT + fleet)
+        if abs(self.mean - self._told_mean) > _MEAN_STEP:
+            self._told_mean = self.mean
+            self.version += 1
 
     def _decay(self) -> None:
         self.reached = [_SLOW_DECAY * count for count in self.reached]
         self.accepted = [_SLOW_DECAY * count for count in self.accepted]
+        self.expected = [_SLOW_DECAY * count for count in self.expected]
         self.recent_reached *= _FAST_DECAY
         self.recent_accepted *= _FAST_DECAY
 
     def refresh(self) -> None:
         """Take what was counted into account."""
-        self._num_stale = 0
-        prior_rate, prior_weight, reached, accepted = self._with_prior()
-        self.mean = (self.recent_accepted + prior_weight * prior_rate) / (
-            self.recent_reached + prior_weight
-        )
-        mean = (sum(accepted) + prior_weight * prior_rate) / (sum(reached) + prior_weight)
-        mean = min(max(mean, _MIN_HAZARD), _MAX_HAZARD)
+        expected, accepted = self._with_fleet()
+        self._set_mean()
+        # Against what was expected of each sequence, not of all alike: good ones reach more
+        # positions, so that deep ones would seem to be easy.
         self._ratios = tuple(
-            (right + _SHAPE_WEIGHT * mean) / ((seen + _SHAPE_WEIGHT) * mean)
-            for seen, right in zip(reached, accepted, strict=True)
+            (right + _SHAPE_WEIGHT) / (wanted + _SHAPE_WEIGHT)
+            for wanted, right in zip(expected, accepted, strict=True)
         )
         self._tables.clear()
         self.version += 1
 
-    def _with_prior(self) -> tuple[float, float, list[float], list[float]]:
-        """The prior of the mean and its weight; the counts with the fleet's added."""
-        reached, accepted = list(self.reached), list(self.accepted)
+    def _with_fleet(self) -> tuple[list[float], list[float]]:
+        """Expected and accepted, with the fleet's counts; sets their share in the mean."""
+        expected, accepted = list(self.expected), list(self.accepted)
         total = 0.0 if self.prior is None else sum(self.prior.reached)
         if self.prior is None or total <= 0.0:
-            return _PRIOR_RATE, _PRIOR_WEIGHT, reached, accepted
+            self._fleet_rate = self._fleet_weight = 0.0
+            return expected, accepted
         scale = min(1.0, _MAX_GUIDANCE_WEIGHT / total)
+        self._fleet_rate, self._fleet_weight = sum(self.prior.accepted) / total, scale * total
         pairs = zip(self.prior.reached, self.prior.accepted, strict=False)
         for position, (seen, right) in enumerate(pairs):
             if position < MAX_POSITIONS:
-                reached[position] += scale * seen
+                expected[position] += scale * seen * self._fleet_rate
                 accepted[position] += scale * right
-        fleet = sum(self.prior.accepted) / total
-        weight = scale * total
-        rate = (weight * fleet + _PRIOR_WEIGHT * _PRIOR_RATE) / (weight + _PRIOR_WEIGHT)
-        return rate, weight + _PRIOR_WEIGHT, reached, accepted
+        return expected, accepted
 
     def survivals(self, alpha: float) -> Survivals:
         """Of a sequence with the acceptance rate `alpha`; the same object for about the same."""

@@ -7,16 +7,15 @@ function of its context, so a branch holds exactly what the draft would draw aft
 only earlier. It can cost time, never a token. (In the rejection modes draws have noise of their
 own and must not be made ahead: there are no branches.)
 
-Each branch is an engine sequence of its own. It does not fork a cache: its first pass asks for the
-whole text, finds the full blocks of the main text in the engine's prefix cache and computes the
-rest, at most `block_size` rows. A branch that does not find them is given up.
+Each branch is an engine sequence of its own, a fork of the main text's: whatever it begins with is
+in the cache, and its first pass computes the runner-up alone.
 
 Does not know messages, links, models or time; the main text belongs to `DraftSession`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.errors import LocalProtocolError
@@ -28,7 +27,7 @@ from paceline.protocol.token_log import TokenLog, extend_hash
 MAX_BRANCHES = 12
 # The second-best runner-up of a position is about as likely as the best one so many positions
 # further: correction takes 0.75^5, a quarter, of the chance away.
-_RANK_DISTANCE = 5
+RANK_DISTANCE = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +37,7 @@ class Branch:
     `rank` counts the runner-ups of that position that come before. Entry j of `hashes` covers
     the text through `token_ids[j]`; entry j of `runner_ups` are the runner-ups of that token.
     `sequence_id` names the engine's sequence, None while nothing was computed. `num_computed` and
-    `sent_len` count tokens of the text as in `DraftSession`.
+    `sent_len` count tokens of the text as in `DraftSession`. It grows to `max_end` for now.
     Invariant: while it lives, the main text agrees with it below `position` and not at it.
     """
 
@@ -50,6 +49,7 @@ class Branch:
     sent_len: int
     sequence_id: int | None = None
     num_computed: int = 0
+    max_end: int = 0
     work: DraftWork | None = None
 
     @property
@@ -60,10 +60,6 @@ class Branch:
     def is_begun(self) -> bool:
         """Whether the engine has computed something of it, or does so now."""
         return self.num_computed > 0 or self.work is not None
-
-    def num_rows(self, block_size: int) -> int:
-        """Rows that its next pass computes, if the prefix cache has the main text."""
-        return 1 if self.num_computed else self.position % block_size + 1
 
     def text(self, main: TokenLog) -> tuple[int, ...]:
         return main.slice(0, self.position) + tuple(self.token_ids)
@@ -85,13 +81,15 @@ class Branch:
 class Branches:
     """The branches of one sequence.
 
-    `fan_out`: runner-ups of a position that get a branch. `released` are engine sequences that
-    are no longer needed, until the owner takes them.
+    `fan_out`: runner-ups of a position that get a branch. `due` are branches to send from.
+    `released` are engine sequences that are no longer needed, until the owner takes them.
     """
 
     fan_out: int = 0
     live: list[Branch] = field(default_factory=list)
+    due: dict[Branch, None] = field(default_factory=dict)
     released: list[int] = field(default_factory=list)
+    _by_sequence: dict[int, Branch] = field(default_factory=dict)
     # (position, token) that had a branch: what was given up does not come back.
     _tried: set[tuple[int, int]] = field(default_factory=set)
     # What may still be drawn before the next verdict: the target holds no more.
@@ -107,7 +105,7 @@ class Branches:
         if self.fan_out == 0 or len(self.live) >= MAX_BRANCHES:
             return
         wanted = [
-            (offset + _RANK_DISTANCE * rank, rank, first + offset, token_id)
+            (offset + RANK_DISTANCE * rank, rank, first + offset, token_id)
             for offset, ranked in enumerate(runner_ups)
             for rank, token_id in enumerate(ranked[: self.fan_out])
             if (first + offset, token_id) not in self._tried
@@ -118,53 +116,71 @@ class Branches:
             branch = Branch(position, rank, [token_id], hashes, [()], sent_len=position + 1)
             self.live.append(branch)
 
-    def ready(self, committed_len: int, limit: int) -> Iterator[tuple[int, Branch]]:
+    def ready(self, committed_len: int, limit: int) -> list[tuple[int, Branch]]:
         """(distance, branch) of those that may draw a token now.
 
         `limit`: no token at or beyond it. The distance is how many things must go as expected
-        before that token is of use. Behind a correction the target can use about half of what a
-        draft may be ahead: no branch gets longer.
+        before that token is of use. No branch gets longer than what the pass after its correction
+        can verify.
         """
-        depth = (limit - committed_len + 1) // 2
-        for branch in self.live if self._num_tokens_left > 0 else ():
-            if branch.work is None and branch.end < min(limit, branch.position + 1 + depth):
-                yield branch.end - committed_len + _RANK_DISTANCE * branch.rank, branch
+        depth = num_verifiable(committed_len, limit)
+        ready = []
+        for branch in self.live:
+            branch.max_end = min(limit, branch.position + 1 + depth)
+            end = branch.end
+            if branch.work is None and end < branch.max_end and self._num_tokens_left > 0:
+                ready.append((end - committed_len + RANK_DISTANCE * branch.rank, branch))
+        return ready
 
-    def begin_work(self, branch: Branch, main: TokenLog, prompt_len: int, rows: int) -> DraftWork:
-        """The branch's share of the next pass; it must have a sequence id by now."""
-        if branch.work is not None or branch.sequence_id is None:
-            raise LocalProtocolError("begin_work of a branch that works or has no sequence")
-        is_first = branch.num_computed == 0
-        start = branch.num_computed = 0 if is_first else branch.end - 1
+    def pass_over(self, branch: Branch) -> None:
+        """It is ready, but gets no row: what it has is sent before it has more."""
+        self.due[branch] = None
+
+    def begin_work(
+        self, branch: Branch, sequence_id: int, main_sequence_id: int, prompt_len: int
+    ) -> DraftWork:
+        """The branch's share of the next pass, one row of the engine's sequence `sequence_id`,
+        which is new if the branch has none yet."""
+        if branch.work is not None or branch.sequence_id not in (None, sequence_id):
+            raise LocalProtocolError("begin_work of a branch that works or is another sequence")
+        branch.sequence_id = sequence_id
+        self._by_sequence[sequence_id] = branch
+        start = branch.end - 1
         branch.work = DraftWork(
             start=start,
-            token_ids=branch.text(main) if is_first else (branch.token_ids[-1],),
-            max_rows=rows,
-            output_index=branch.end - prompt_len,
+            token_ids=(branch.token_ids[-1],),
+            max_rows=1,
+            output_index=start + 1 - prompt_len,
             context_hash=branch.hashes[-1],
             round=0,
             num_runner_ups=self.fan_out,
+            fork_of=None if branch.num_computed else main_sequence_id,
         )
         return branch.work
 
     def end_work(self, branch: Branch, result: WorkResult, limit: int) -> bool:
-        """The pass is done; True when the branch got a token. One that found less in the prefix
-        cache than it counted on is given up."""
+        """The pass is done; True when the branch got a token."""
         work = branch.work
-        if work is None:
-            raise LocalProtocolError("end_work of a branch without begin_work")
+        if work is None or result.token_id is None:
+            raise LocalProtocolError("end_work of a branch without begin_work or without a token")
         branch.num_computed = check_result(work, result)
         branch.work = None
-        if result.token_id is None:
-            self.drop(branch)
-            return False
         if branch.end >= limit or self._num_tokens_left == 0:
             return False
         self._num_tokens_left -= 1
         branch.token_ids.append(result.token_id)
         branch.hashes.append(extend_hash(branch.hashes[-1], result.token_id))
         branch.runner_ups.append(result.runner_ups)
+        if self._num_tokens_left == 0:
+            self.due = dict.fromkeys(self.live)
+        elif branch.end >= branch.max_end:
+            self.due[branch] = None
         return True
+
+    def take_due(self) -> Iterable[Branch]:
+        """Branches to send from now: they do not grow, or not at once."""
+        due, self.due = self.due, {}
+        return due
 
     def find(self, position: int, token_id: int) -> Branch | None:
         """The branch for that correction."""
@@ -175,25 +191,23 @@ class Branches:
 
     def named(self, sequence_id: int) -> Branch | None:
         """The branch that is this engine sequence."""
-        for branch in self.live:
-            if branch.sequence_id == sequence_id:
-                return branch
-        return None
+        return self._by_sequence.get(sequence_id)
 
     def commit(self, end: int) -> None:
         """The main text is committed up to `end`: corrections below it will not come."""
         self._keep(lambda branch: branch.position >= end)
-        self._tried = {tried for tried in self._tried if tried[0] >= end}
+        if self._tried:
+            self._tried = {tried for tried in self._tried if tried[0] >= end}
         self._num_tokens_left = MAX_BRANCH_TOKENS
 
     def promote(self, branch: Branch, sequence_id: int) -> None:
         """The branch is the main text from now on; what was (`sequence_id`) and all others go."""
         self.live.remove(branch)
+        self.due.pop(branch, None)
+        if branch.sequence_id is not None:
+            del self._by_sequence[branch.sequence_id]
         self.clear()
         self.released.append(sequence_id)
-
-    def drop(self, branch: Branch) -> None:
-        self._keep(lambda other: other is not branch)
 
     def clear(self) -> None:
         """The main text is another one behind the committed tokens: no branch fits it."""
@@ -208,7 +222,7 @@ class Branches:
 
     def sequences(self) -> list[int]:
         """Engine sequences in use."""
-        return [branch.sequence_id for branch in self.live if branch.sequence_id is not None]
+        return list(self._by_sequence)
 
     def take_released(self) -> list[int]:
         """Engine sequences that are no longer needed."""
@@ -220,4 +234,14 @@ class Branches:
         if not gone:
             return
         self.live = [branch for branch in self.live if is_kept(branch)]
-        self.released += [b.sequence_id for b in gone if b.sequence_id is not None]
+        for branch in gone:
+            self.due.pop(branch, None)
+            if branch.sequence_id is not None:
+                del self._by_sequence[branch.sequence_id]
+                self.released.append(branch.sequence_id)
+
+
+def num_verifiable(committed_len: int, limit: int) -> int:
+    """How many proposals a pass verifies, as far as the credit tells. For K of them a target gives
+    2 K + 1: those, the token behind them, and as many again for the next pass."""
+    return max(0, limit - committed_len) // 2

@@ -13,9 +13,9 @@ from paceline.sampling.params import VerificationMode
 
 MAX_DEPTH = 16  # passes that a round trip may span before no credit makes up for it
 
-_FAN_OUT_MODES = (VerificationMode.GREEDY, VerificationMode.COUPLED)
+COMPARING_MODES = (VerificationMode.GREEDY, VerificationMode.COUPLED)
 _MIN_RETRY, _MAX_RETRY = 256, 4096  # passes until branches are tried again
-_MAX_SLOWDOWN = 1.5
+_MAX_SLOWDOWN = 2.0
 _FADE = 1.001  # per look at it: what was fastest long ago need not be possible today
 _QUANTILE_WEIGHT = 0.05
 _DEFAULT_CREDIT_PASSES = 2
@@ -84,11 +84,11 @@ class DraftCost:
 
     def fan_out(self, mode: VerificationMode, most: int) -> int:
         """Runner-ups per position that drafts should prepare for."""
-        return most if self._has_branches and mode in _FAN_OUT_MODES else 0
+        return most if self._has_branches and mode in COMPARING_MODES else 0
 
     def update_fan_out(self, num_passes: int) -> None:
         """Branches make the draft's steps slower, and are worth a few proposals at most. They are
-        given up when steps take half again as long as the fastest ones, or two of them no longer
+        given up when steps take twice as long as the fastest ones, or two of them no longer
         fit into a pass; later they are tried again, less and less often."""
         pass_us, step_us = self._lone.pass_us.value, self._lone.draft_token_us.value
         if not pass_us or not step_us:

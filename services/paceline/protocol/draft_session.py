@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
-from paceline.protocol.draft_branches import Branch, Branches
+from paceline.protocol.draft_branches import Branch, Branches, num_verifiable
 from paceline.protocol.draft_work import DraftWork, WorkResult, check_result
 from paceline.protocol.messages import (
     REJECTION_MODES,
@@ -84,6 +84,7 @@ class DraftSession:
         self.branches = Branches()
         # The runner-ups of the own proposals, one entry each.
         self._runner_ups: list[tuple[int, ...]] = []
+        self._has_new = False  # since branches were last looked for
         self._can_branch = not self._has_laws
         self._set_fan_out(opened.fan_out)
         self._working: DraftWork | None = None
@@ -152,6 +153,7 @@ class DraftSession:
             return False
         self.log.append(result.token_id)
         self._runner_ups.append(result.runner_ups)
+        self._has_new = True
         if self._has_laws and result.draft_probs is not None:
             self._probs.append(result.draft_probs)
         return True
@@ -182,14 +184,21 @@ class DraftSession:
         self._can_branch = False
         self._set_fan_out(0)
 
-    def ready_branches(self) -> Iterator[tuple[int, Branch]]:
-        """Branches that may draw a token now, and how far each is from being of use."""
-        self.branches.grow(self.log, self.committed_len, self._runner_ups)
+    def ready_branches(self) -> list[tuple[int, Branch]]:
+        """Branches that may draw a token now, and how far each is from being of use.
+
+        A correction can only come in the proposals that a pass verifies, or behind the last.
+        """
+        if self._has_new:
+            self._has_new = False
+            reach = num_verifiable(self.committed_len, self._limit) + 1
+            self.branches.grow(self.log, self.committed_len, self._runner_ups[:reach])
         return self.branches.ready(self.committed_len, self._limit)
 
-    def begin_branch(self, branch: Branch, max_rows: int) -> DraftWork:
-        """As `begin_work`, for one of `ready_branches` that has a sequence id."""
-        return self.branches.begin_work(branch, self.log, self.prompt_len, max_rows)
+    def begin_branch(self, branch: Branch, sequence_id: int) -> DraftWork:
+        """As `begin_work`, for one of `ready_branches`: one row of the engine's `sequence_id`, new
+        if the branch has none. What it then forks is computed: its runner-up came from there."""
+        return self.branches.begin_work(branch, sequence_id, self.sequence_id, self.prompt_len)
 
     def end_branch(self, branch: Branch, result: WorkResult) -> bool:
         """As `end_work`; the branch lives."""
@@ -230,8 +239,9 @@ class DraftSession:
         )
 
     def take_branch_drafts(self, sent_us: int = 0) -> Iterator[DraftTokens]:
-        """The same of each branch. Time is accounted to the main text alone."""
-        for branch in self.branches.live:
+        """The same of branches, each once it is as long as it gets for now: many short messages
+        would cost both ends more than they are worth. Time is accounted to the main text alone."""
+        for branch in self.branches.take_due():
             unsent = branch.take_unsent()
             if unsent is not None:
                 start, context_hash, token_ids = unsent
@@ -280,6 +290,7 @@ class DraftSession:
             self.num_computed = min(self.num_computed, conflict)
             self.branches.clear()
         self.branches.commit(end)
+        self._has_new = True
         self._set_fan_out(verdict.fan_out)
         rewound_to = conflict if promoted_at is None else promoted_at
         if rewound_to is None:

@@ -4,15 +4,19 @@ One bad sequence costs only itself, a silent one is dropped after `session_idle_
 is answered BUSY. It does not know streams or models: a `link_id` names a target's stream.
 
 Branches (`draft_branches`) live on what is left over: rows of a pass that the main texts do not
-use, at most `MAX_BRANCH_ROWS`, and KV blocks, which they give back before any sequence has to go.
+use, as many as `branch_budget` finds cheap, and KV blocks, which they give back before any
+sequence has to go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from paceline.errors import RemoteProtocolError
+from paceline.protocol.branch_budget import BranchBudget
+from paceline.protocol.draft_branches import Branch
 from paceline.protocol.draft_session import DraftSession, DraftWork, Rewind, WorkResult
 from paceline.protocol.draft_stats import DraftTableStats
 from paceline.protocol.messages import (
@@ -32,8 +36,9 @@ from paceline.sampling.params import SamplingParams, VerificationMode
 
 SUPPORTED_MODES = tuple(VerificationMode)
 
-# Rows of branches in one pass, over all sequences: where rows cost time, they cost everybody.
-MAX_BRANCH_ROWS = 64
+# Rows of branches in one pass, over all sequences: with the main texts of 64 sequences it still
+# fits the largest pass that is captured as a CUDA graph.
+MAX_BRANCH_ROWS = 192
 # Passes without branches after the cache was full.
 BRANCH_PAUSE_PASSES = 64
 
@@ -49,7 +54,9 @@ class _Entry:
     is_suspect: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+# One for every row of every pass, and never changed: not frozen only because that makes them twice
+# as slow to build.
+@dataclass(slots=True)
 class PassItem:
     """The share of one sequence, or of a branch of it, in the next draft pass."""
 
@@ -73,8 +80,7 @@ class PassItem:
 class DraftTable:
     """`num_blocks` KV blocks of `block_size` tokens bound what is opened; None: no bound.
 
-    The bound counts every sequence as if it shared no block with another. `can_branch`: the engine
-    has a prefix cache, without which a branch would have to compute the whole text.
+    The bound counts every sequence as if it shared no block with another.
     """
 
     max_sessions: int
@@ -83,7 +89,6 @@ class DraftTable:
     num_blocks: int | None = None
     block_size: int = 16
     modes: tuple[VerificationMode, ...] = SUPPORTED_MODES
-    can_branch: bool = True
     stats: DraftTableStats = field(default_factory=DraftTableStats)
 
     def __post_init__(self) -> None:
@@ -91,6 +96,7 @@ class DraftTable:
         self._next_sequence_id = 1
         self._released: list[int] = []
         self._branch_pause = 0
+        self._budget = BranchBudget()
         self.is_draining = False  # opens nothing new: BUSY, so that a target looks elsewhere
 
     def __len__(self) -> int:
@@ -151,8 +157,6 @@ class DraftTable:
         if status is OpenStatus.OK:
             sequence_id = self._new_sequence_id()
             session = DraftSession(message, max_len=self.max_len, sequence_id=sequence_id)
-            if not self.can_branch:
-                session.forbid_branches()
             self._entries[key] = _Entry(session, now_us, message.cache_salt)
             self.stats.num_opened += 1
         return Opened(message.session_id, message.epoch, status)
@@ -303,7 +307,8 @@ class DraftTable:
             rows_left -= work.num_rows
             items.append(_pass_item(key, entry, entry.session.sequence_id, work))
         if not suspects:
-            items += self._begin_branches(min(rows_left, MAX_BRANCH_ROWS))
+            rows_left = min(rows_left, MAX_BRANCH_ROWS, self._budget.max_rows(len(items)))
+            items += self._begin_branches(rows_left)
         return items
 
     def _begin_branches(self, rows_left: int) -> list[PassItem]:
@@ -311,38 +316,42 @@ class DraftTable:
         if self._branch_pause:
             self._branch_pause -= 1
             return []
-        ready = [
-            (distance, key, branch)
-            for key, entry in self._entries.items()
-            if entry.session.branches.fan_out
-            for distance, branch in entry.session.ready_branches()
-        ]
-        items: list[PassItem] = []
-        for _, key, branch in sorted(ready, key=lambda item: item[0]):
-            num_rows = branch.num_rows(self.block_size)
-            if num_rows > rows_left:
-                continue
-            if branch.sequence_id is None:
-                branch.sequence_id = self._new_sequence_id()
-                self.stats.num_branches += 1
-            entry = self._entries[key]
-            work = entry.session.begin_branch(branch, num_rows)
-            rows_left -= num_rows
-            items.append(_pass_item(key, entry, branch.sequence_id, work))
-        return items
+        ready: list[tuple[int, SessionKey, _Entry, Branch]] = []
+        for key, entry in self._entries.items():
+            if entry.session.branches.fan_out:
+                found = entry.session.ready_branches()
+                ready += [(distance, key, entry, branch) for distance, branch in found]
+        if len(ready) > rows_left:
+            ready.sort(key=itemgetter(0))
+            for _, _, entry, branch in ready[rows_left:]:
+                entry.session.branches.pass_over(branch)
+            del ready[rows_left:]
+        return [self._begin_branch(*item) for item in ready]
+
+    def _begin_branch(self, _: int, key: SessionKey, entry: _Entry, branch: Branch) -> PassItem:
+        sequence_id = branch.sequence_id
+        if sequence_id is None:
+            sequence_id = self._new_sequence_id()
+            self.stats.num_branches += 1
+        work = entry.session.begin_branch(branch, sequence_id)
+        return _pass_item(key, entry, sequence_id, work)
 
     def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:
         """Results of a pass, in the order of `items`."""
         self.stats.num_passes += 1
         self.stats.busy_us += draft_us
+        if all(len(item.work.token_ids) == 1 for item in items):
+            self._budget.learn(len(items), draft_us)
         for item, outcome in zip(items, outcomes, strict=True):
-            entry = self._current(item)
+            entry = self._entries.get(item.key)
             if entry is None:
                 continue
             branch = entry.session.branches.named(item.sequence_id)
             if branch is not None:
                 self.stats.num_branch_tokens += entry.session.end_branch(branch, outcome)
                 continue
+            if item.sequence_id != entry.session.sequence_id:
+                continue  # closed or reopened during the pass, or a branch that is no more
             if outcome.token_id is not None:
                 entry.is_suspect = False
             if entry.session.end_work(outcome, draft_us):

@@ -11,7 +11,9 @@ from paceline.errors import LocalProtocolError
 from paceline.sampling.sparse_probs import SparseProbs
 
 
-@dataclass(frozen=True, slots=True)
+# One for every row of every pass, and never changed: not frozen only because that makes them twice
+# as slow to build.
+@dataclass(slots=True)
 class DraftWork:
     """One sequence's share of a draft pass: append `token_ids` at `start`, then draw a token.
 
@@ -20,7 +22,8 @@ class DraftWork:
     reach the end, nothing is drawn and the rest is asked for again. The drawn token has output
     index `output_index`. `context_hash` covers everything up to the end of `token_ids`. `round`
     (u32) keys the noise of the draw where it is the draft's own. `num_runner_ups`: so many tokens
-    that come next after the drawn one are wanted as well.
+    that come next after the drawn one are wanted as well. With `fork_of` the engine's sequence is
+    new and begins with what that one has in the cache before the pass, up to `start`.
     """
 
     start: int
@@ -30,6 +33,7 @@ class DraftWork:
     context_hash: int
     round: int
     num_runner_ups: int = 0
+    fork_of: int | None = None
 
     @property
     def end(self) -> int:
@@ -41,7 +45,7 @@ class DraftWork:
         return min(self.max_rows, len(self.token_ids))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as above
 class WorkResult:
     """What a pass made of a `DraftWork`.
 

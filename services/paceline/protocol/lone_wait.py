@@ -17,6 +17,9 @@ from paceline.protocol.acceptance_model import Survivals
 
 _DECAY = 0.5 ** (1 / 15)  # half-life 15 rounds
 _MAX_EVIDENCE = 48.0  # positions: long windows must not make it slower
+_RECENT_DECAY = 0.5 ** (1 / 4)  # half-life 4 rounds
+_MAX_RECENT = 8.0  # positions
+_CHANGE = 2.5**2  # standard deviations, squared: farther apart, and only the recent ones count
 _PRIOR_ACCEPTANCE = 0.7
 _PRIOR_WEIGHT = 6.0
 _MIN_HIT_RATE = 0.5
@@ -66,22 +69,42 @@ def even_chain(acceptance: float, length: int, pass_us: float, row_us: float = 0
 
 @dataclass(slots=True)
 class AcceptanceEstimate:
-    """Discounted per-request acceptance of one position.
+    """Discounted per-request acceptance of one position, forgotten at once after a change.
 
     Censoring-aware: positions behind a rejection teach nothing. `prior` is what is expected of a
-    sequence of which nothing is known: the mean of its class.
+    sequence of which nothing is known: the mean of its class. `recent_` are the last few rounds.
     """
 
     accepted: float = 0.0
     rejected: float = 0.0
     prior: float = _PRIOR_ACCEPTANCE
+    recent_accepted: float = 0.0
+    recent_rejected: float = 0.0
 
     def update(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         if num_draft_tokens == 0:
             return
-        self.accepted = self.accepted * _DECAY + num_accepted_tokens
-        self.rejected = self.rejected * _DECAY + (num_accepted_tokens < num_draft_tokens)
+        right, wrong = num_accepted_tokens, int(num_accepted_tokens < num_draft_tokens)
+        self.accepted = self.accepted * _DECAY + right
+        self.rejected = self.rejected * _DECAY + wrong
         self.forget(_MAX_EVIDENCE)
+        recent_accepted = self.recent_accepted * _RECENT_DECAY + right
+        recent_rejected = self.recent_rejected * _RECENT_DECAY + wrong
+        scale = min(1.0, _MAX_RECENT / (recent_accepted + recent_rejected))
+        self.recent_accepted = scale * recent_accepted
+        self.recent_rejected = scale * recent_rejected
+        if self._has_changed():
+            self.accepted, self.rejected = self.recent_accepted, self.recent_rejected
+
+    def _has_changed(self) -> bool:
+        """Whether the last rounds differ from those before by more than chance explains."""
+        recent = self.recent_accepted + self.recent_rejected
+        old = max(0.0, self.accepted + self.rejected - recent)
+        if not recent or not old:
+            return False
+        rate = (max(0.0, self.accepted - self.recent_accepted) + 0.5) / (old + 1.0)
+        far = self.recent_accepted / recent - rate
+        return far * far > _CHANGE * rate * (1.0 - rate) * (1.0 / recent + 1.0 / old)
 
     def forget(self, most: float) -> None:
         """Let what was seen count for `most` positions at most."""

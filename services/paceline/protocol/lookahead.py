@@ -58,8 +58,6 @@ __all__ = [
 _LEAST_SURVIVAL = 0.02  # of proposals that K looks at: others gain next to nothing
 _EXPLORE_EVERY = 32  # windows that hold more than is wanted: one of so many gets one more
 _PROBE_TOKENS = 2  # proposals of a sequence that probes for its resting class
-_PROBE_PASSES = 6  # with proposals, beside those that the first of them take to come
-_RESTING_WEIGHT = 4.0  # most evidence that a sequence keeps when it goes to rest: probes count
 _ACTIVE_PASSES = 32  # without a proposal, and the drafts are taken to be gone
 _REST = Grant(0)
 
@@ -201,18 +199,26 @@ class LookaheadPolicy:
         if self._is_fixed(lookahead):
             lookahead.cap = self.ceiling(lookahead)
             return self._grant(lookahead, 2 * lookahead.cap + 1) if lookahead.cap else _REST
-        old_cap, lookahead.cap = lookahead.cap, 0
+        lookahead.cap = 0
         if not self.profit.deal.may_grant:
             return _REST
         lookahead.cap = count = self._best_count(lookahead)
         if count:
+            lookahead.active_since = lookahead.active_since or max(1, self._num_passes)
             is_lone = self._batch == 1 and lookahead.is_corrected
             return self._grant(lookahead, self._draft.credit(count, is_lone))
         if lookahead.probe_until and self.ceiling(lookahead):
             return self._grant(lookahead, _PROBE_TOKENS + self._draft.depth)
-        if old_cap:
-            lookahead.posterior.forget(_RESTING_WEIGHT)
+        if lookahead.active_since:
+            self._book.stop(lookahead, self._num_passes)
+        if self._is_watched(lookahead):
+            return self._grant(lookahead, 1 + self._draft.depth)
         return _REST
+
+    def _is_watched(self, lookahead: SequenceLookahead) -> bool:
+        if not self.ceiling(lookahead):
+            return False
+        return self._book.is_watched(lookahead, self._num_passes, self._is_drafting)
 
     def _grant(self, lookahead: SequenceLookahead, ahead: int) -> Grant:
         ahead = min(ahead, self.limits.max_draft_ahead)
@@ -266,19 +272,12 @@ class LookaheadPolicy:
         if self._price.survival is None or lookahead.is_fixed:
             return
         if lookahead.probe_until:
-            self._end_probe_round(lookahead)
+            has_won, was_right = self._best_count(lookahead) > 0, num_accepted_tokens > 0
+            self._book.probe(lookahead, self._num_passes, has_won, was_right, self._draft.depth)
         elif lookahead.cap or not self.profit.deal.may_grant or not self.ceiling(lookahead):
             return
-        elif self._book.rest(lookahead, self._price.survival):
-            lookahead.probe_until = self._num_passes + self._draft.depth + _PROBE_PASSES
-
-    def _end_probe_round(self, lookahead: SequenceLookahead) -> None:
-        if self._best_count(lookahead):
-            lookahead.probe_until = 0
-            self._book.profile(lookahead).probes.win()
-            lookahead.probes.win()
-        elif lookahead.is_corrected or self._num_passes >= lookahead.probe_until:
-            lookahead.probe_until = 0
+        elif not self._is_watched(lookahead):
+            self._book.rest(lookahead, self._price.survival, self._num_passes, self._draft.depth)
 
     def end_pass(self, record: PassRecord) -> None:
         self._num_passes += 1

@@ -52,7 +52,8 @@ class SequenceLookahead:
     force: what a full window would be cut to now. `key` changes when another draft takes over.
 
     The rest is derived: `profile` of the class `profile_key`, `survivals` of `version`; it probes
-    for its class until pass `probe_until` (0: it does not).
+    for its class until pass `probe_until` (0: it does not). It has had a K since pass
+    `active_since` (0: it has none), and its draft is watched until pass `watch_until`.
     """
 
     key: AcceptanceClass
@@ -66,6 +67,8 @@ class SequenceLookahead:
     version: int = field(default=-1, repr=False, compare=False)
     probe_until: int = field(default=0, repr=False, compare=False)
     probes: RestProbes = field(default_factory=lambda: RestProbes(8), repr=False, compare=False)
+    active_since: int = field(default=0, repr=False, compare=False)
+    watch_until: int = field(default=0, repr=False, compare=False)
     is_corrected: bool = field(default=False, repr=False, compare=False)
 
 

@@ -19,7 +19,7 @@ from paceline.simulate.draft import SimDraft
 
 @dataclass(slots=True)
 class _Beat:
-    """A draft's counts at its last heartbeat."""
+    """A replica's counts at its last heartbeat. `num_steps`: of a target, its passes."""
 
     at_us: float = 0.0
     busy_us: float = 0.0
@@ -45,6 +45,7 @@ class SimController:
         self._board = CeilingBoard(max_draft_utilization)
         self._drafts = {draft.id: draft for _, drafts in leaders for draft in drafts}
         self._beats = {draft_id: _Beat() for draft_id in self._drafts}
+        self._target_beats = [_Beat() for _ in leaders]
         self._ceilings = [Ceilings()] * len(leaders)
         self.min_draft_ahead: int | None = None  # the lowest ceiling that was ever in force
 
@@ -79,7 +80,8 @@ class SimController:
         draft, old = self._drafts[draft_id], self._beats[draft_id]
         num_steps = draft.num_steps - old.num_steps
         num_rows = draft.num_tokens - old.num_rows
-        share = min(1.0, (draft.busy_us - old.busy_us) / (now_us - old.at_us))
+        busy_us = draft.busy_us - old.busy_us
+        share = min(1.0, busy_us / (now_us - old.at_us))
         self._beats[draft_id] = _Beat(now_us, draft.busy_us, draft.num_steps, draft.num_tokens)
         return DraftReport(
             replica_id=f"draft-{draft_id}",
@@ -89,11 +91,15 @@ class SimController:
             num_sessions=len(draft.sessions),
             busy_share=share,
             num_drafted_tokens=num_rows,
+            step_ms=busy_us / num_steps / 1e3 if num_steps else 0.0,
             batch=num_rows / num_steps if num_steps else 0.0,
         )
 
     def _target_report(self, number: int, leader: PolicyDecider) -> TargetReport:
         counts, speculation = leader.policy.starvation(), self._speculation
+        old = self._target_beats[number]
+        num_passes, busy_us = leader.num_passes - old.num_steps, leader.busy_us - old.busy_us
+        self._target_beats[number] = _Beat(0.0, leader.busy_us, leader.num_passes)
         return TargetReport(
             replica_id=str(number),
             boot_id="simulated",
@@ -106,4 +112,5 @@ class SimController:
             wanted=counts.wanted,
             missing=counts.missing,
             ceilings=self._ceilings[number],
+            pass_ms=busy_us / num_passes / 1e3 if num_passes else 0.0,
         )

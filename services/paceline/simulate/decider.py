@@ -97,6 +97,8 @@ class PolicyDecider:
         self.credits: Floats = np.zeros(count)
         self.fan_outs: Floats = np.zeros(count)
         self.mean_cap = 0.0  # over the sequences that the last grants were for
+        # Since the start: what a target says with its heartbeats.
+        self.num_passes, self.busy_us = 0, 0
         for class_id, key in enumerate(self._keys):
             lookahead = SequenceLookahead(key)
             self.policy.add(lookahead)
@@ -153,6 +155,8 @@ class PolicyDecider:
             self.policy.end_round(self._lookaheads[place], count, good)
 
     def end_pass(self, record: PassRecord) -> None:
+        self.num_passes += 1
+        self.busy_us += record.ended_us - record.started_us
         self.policy.end_pass(record)
 
     def learn_rtt(self, rtt_us: float) -> None:

@@ -38,6 +38,7 @@ class FleetReporter:
         self._num_beats = 0
         self._num_passes = 0
         self._num_rounds = 0
+        self._busy_us = 0
         self.config_error = ""
 
     def report(self, num_drafts: int) -> Plain:
@@ -46,7 +47,9 @@ class FleetReporter:
         policy, limits, stats = scheduler.policy, scheduler.policy.limits, scheduler.stats
         num_passes = stats.num_passes - self._num_passes
         num_rounds = stats.num_rounds - self._num_rounds
+        busy_us = stats.busy_us - self._busy_us
         self._num_passes, self._num_rounds = stats.num_passes, stats.num_rounds
+        self._busy_us = stats.busy_us
         explanation = policy.explain()
         is_due = self._num_beats % EXPLAIN_EVERY_BEATS == 0
         self._num_beats += 1
@@ -68,6 +71,7 @@ class FleetReporter:
             ceilings=self._ceilings,
             explanation=explanation if is_due else None,
             config_error=self.config_error,
+            pass_ms=busy_us / num_passes / 1e3 if num_passes else 0.0,
         ).plain()
 
     def _num_speculative_tokens(self, explanation: Explanation | None) -> float:

@@ -179,6 +179,9 @@ class RecordingEngine:
                 self.engine.add(item.sequence_id)
                 self.cached[item.sequence_id] = []
         results = self.engine.step(items) if items else []
+        for item in items:
+            if item.fork_of is not None:
+                self.cached[item.sequence_id] = self.cached[item.fork_of][: item.start]
         for item, result in zip(items, results, strict=True):
             cached = self.cached[item.sequence_id]
             end = item.start + len(item.token_ids)

@@ -14,7 +14,10 @@ TARGET_METRICS = {
     **{"num_passes": 0, "num_rows": 0, "busy_us": 0, "num_verified_tokens": 0},
     **{"num_wanting_draft": 4, "num_without_draft": 4, "wanted_tokens": 0, "missing_tokens": 0},
 }
-DRAFT_METRICS = {"num_sessions": 0, "max_sessions": 64, "busy_us": 0, "num_drafted_tokens": 0}
+DRAFT_METRICS = {
+    **{"num_sessions": 0, "max_sessions": 64, "num_passes": 0},
+    **{"busy_us": 0, "num_drafted_tokens": 0},
+}
 
 
 @dataclass

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 
 from paceline.autoscaling.demand import Demand, Knobs, draft_demand, target_demand
 from paceline.autoscaling.reports import DraftLoad, TargetLoad
 from paceline.config import ControllerConfig
+from paceline.simulate.fleet import Fleet
+from tests.unit.simulate.settings import config
 
 KNOBS = Knobs()
+YAML = Path(__file__).parents[3] / "deploy" / "serve" / "autoscale.yaml"
 IDLE = TargetLoad(0, 0, 0, 0, 0, 0, 0, 0, 0)
 DRAFT = DraftLoad(0, 100, 0, 0)
 
@@ -83,6 +88,96 @@ class TestDrafts:
         assert drafts_for([late], [replace(busy, busy_share=0.5)]) == 1, "the way is long"
         assert drafts_for([replace(late, missing_rate=9)], [busy]) == 1, "few are late"
         assert drafts_for([replace(late, missing_rate=99)], [busy]) == 2, "doubled at most"
+
+    @pytest.mark.parametrize(
+        ("step_ms", "pass_ms", "window", "needed"),
+        [
+            (3.0, 25.0, 4.0, 1),  # 5 steps take 15 ms: late is the way
+            (5.0, 25.0, 4.0, 1),
+            (5.1, 25.0, 4.0, 100 / 60),
+            (3.0, 25.0, 8.0, 100 / 60),
+            (0.0, 25.0, 4.0, 100 / 60),  # of a release that does not say it
+            (3.0, 0.0, 0.0, 100 / 60),
+        ],
+    )
+    def test_late_because_of_the_way(
+        self, step_ms: float, pass_ms: float, window: float, needed: float
+    ) -> None:
+        """Each correction empties a window for a round trip; a draft ahead is always busy."""
+        busy = replace(DRAFT, num_sessions=8, busy_share=1.0, drafted_rate=1000, step_ms=step_ms)
+        late = replace(IDLE, num_wanting=8, verified_rate=10, wanted_rate=100, missing_rate=40)
+        late = replace(late, pass_ms=pass_ms, window=window)
+        assert drafts_for([late], [busy]) == pytest.approx(needed)
+
+    def test_whose_passes_and_steps_count(self) -> None:
+        """Those of the sequences: neither an idle target nor an idle draft has a say."""
+        busy = replace(DRAFT, num_sessions=8, busy_share=1.0, drafted_rate=1000, step_ms=6.0)
+        late = replace(IDLE, num_wanting=8, verified_rate=10, wanted_rate=100, missing_rate=40)
+        late = replace(late, pass_ms=25.0, window=4.0)
+        other = replace(IDLE, pass_ms=900.0, window=1.0)
+        unused = replace(DRAFT, busy_share=0.9, step_ms=0.1)
+        assert drafts_for([late, other], [busy]) > 1.5
+        assert drafts_for([late], [busy, unused]) > 3
+        far = replace(late, pass_ms=100.0)
+        assert drafts_for([far, far, far, late], [busy]) == 1, "in the mean"
+
+    @pytest.mark.parametrize("batch", [4, 8])
+    @pytest.mark.parametrize(("acceptance", "fan_out"), [(0.6, 2), (0.8, 0)])
+    def test_one_healthy_draft_is_enough_for_a_target(
+        self, batch: int, acceptance: float, fan_out: int
+    ) -> None:
+        """As simulated: 3 ms steps, 25 ms passes, K = 4. A fifth or more comes late."""
+        settings = config(batch=batch, acceptance=acceptance, k=4, fan_out=fan_out, duration_s=4.0)
+        fleet = Fleet(settings)
+        metrics, (drafting,) = fleet.run().metrics, fleet.drafts
+        (leader,) = fleet.deciders
+        counts, total_s = leader.policy.starvation(), settings.duration_s + settings.warmup_s
+        assert counts.missing > 0.2 * counts.wanted
+        assert drafting.busy_us > KNOBS.draft_busy_share * 1e6 * total_s
+        target = replace(
+            IDLE,
+            num_wanting=batch,
+            wanted_rate=counts.wanted / total_s,
+            missing_rate=counts.missing / total_s,
+            verified_rate=metrics.num_draft_tokens / settings.duration_s,
+            pass_ms=leader.busy_us / leader.num_passes / 1e3,
+            window=leader.mean_cap,
+        )
+        draft = replace(
+            DRAFT,
+            num_sessions=batch,
+            busy_share=drafting.busy_us / total_s / 1e6,
+            drafted_rate=metrics.num_drafted / settings.duration_s,
+            step_ms=drafting.busy_us / drafting.num_steps / 1e3,
+        )
+        assert drafts_for([target], [draft]) <= 1 + KNOBS.tolerance
+
+    @pytest.mark.parametrize(
+        ("sequences", "num_targets", "is_enough"),
+        [(2, 1, True), (4, 1, True), (10, 1, False), (10, 2, False), (24, 2, False)],
+    )
+    def test_the_file_for_trying(self, sequences: int, num_targets: int, is_enough: bool) -> None:
+        """deploy/serve/autoscale.yaml: with its numbers one draft is too slow for 10 sequences, as
+        tests/serve/test_autoscaling.py expects, and fast enough for a few."""
+        (application,) = yaml.safe_load(YAML.read_text())["applications"]
+        args = application["args"]
+        model, k = args["target"]["model"], args["speculation"]["num_speculative_tokens"]
+        alpha = 1 - args["draft"]["model"]["toy_error_rate"]
+        accepted = sum(alpha**n for n in range(1, k + 1))
+        steps = args["draft"]["model"]
+        step_ms = steps["toy_step_ms"] + sequences * steps["toy_row_ms"]
+        mine = sequences / num_targets
+        # Two rows of each, while windows are half empty.
+        pass_ms = model["toy_step_ms"] + 2 * mine * model["toy_row_ms"]
+        wanted = 1000 / pass_ms * mine * accepted
+        busy = replace(DRAFT, num_sessions=sequences, busy_share=1.0, drafted_rate=1e9)
+        for window in (k, accepted):  # where targets say K, and where they do not
+            late = replace(
+                IDLE, num_wanting=mine, wanted_rate=wanted, missing_rate=wanted / 2,
+                pass_ms=pass_ms, window=window,
+            )  # fmt: skip
+            needed = drafts_for([late] * num_targets, [replace(busy, step_ms=step_ms)])
+            assert (needed <= 1) == is_enough
 
     def test_sequences_that_no_draft_takes(self) -> None:
         half = replace(IDLE, num_wanting=12, num_unserved=4)

@@ -111,7 +111,8 @@ class Answers(BaseHTTPRequestHandler):
     """The next answer is the server's; it remembers who asked."""
 
     def do_GET(self) -> None:
-        self.server.seen.append((self.path, self.headers.get("authorization")))  # type: ignore[attr-defined]
+        request = (self.path, self.headers.get("authorization"))
+        self.server.seen.append(request)  # type: ignore[attr-defined]
         status, body = self.server.answer  # type: ignore[attr-defined]
         self.send_response(status)
         self.send_header("content-length", str(len(body)))

@@ -18,9 +18,11 @@ from paceline.controller.ceilings import (
     utilization,
 )
 from paceline.fleet_reports import Ceilings, DraftReport, TargetReport
+from paceline.protocol.branch_budget import BRANCH_SHARE
 
 NONE = Ceilings()
 LIMIT = 0.7
+PASS_MS = 25.0
 # More steps than any ladder has rungs.
 MANY = 500
 
@@ -101,10 +103,12 @@ def test_the_way_up_ends_whatever_changed(usage, num_down, later):
     assert ceilings == NONE
 
 
-def draft(busy_share, *, batch=4.0, sessions=4, number=1):
+def draft(busy_share, *, batch=4.0, sessions=4, number=1, step_ms=30.0):
+    """One whose step takes longer than a target's pass, if nothing else is said."""
     return DraftReport(
-        f"d{number}", "boot", 1, 64, num_sessions=sessions, busy_share=busy_share, batch=batch
-    )
+        f"d{number}", "boot", 1, 64, num_sessions=sessions, busy_share=busy_share, batch=batch,
+        step_ms=step_ms,
+    )  # fmt: skip
 
 
 class Watch:
@@ -123,8 +127,9 @@ class Watch:
             self.missing += 100.0 * missing_share
             report = TargetReport(
                 name, fields.pop("boot_id", "boot"), "host:1", 1,
-                num_speculative_tokens=4.0, max_num_speculative_tokens=16, max_draft_ahead=16,
-                wanted=self.wanted, missing=self.missing, ceilings=self.ceilings, **fields,
+                wanted=self.wanted, missing=self.missing, ceilings=self.ceilings,
+                **{"num_speculative_tokens": 4.0, "max_num_speculative_tokens": 16,
+                   "max_draft_ahead": 16, "pass_ms": PASS_MS, **fields},
             )  # fmt: skip
             self.ceilings = self.board.decide(report, drafts, neighbors, self.now)
         return self.ceilings
@@ -134,11 +139,11 @@ def test_busy_drafts_lower_the_ceiling():
     """`controller.max_draft_utilization`: above it, not at it."""
     watch = Watch()
     assert watch.beats(60, [draft(LIMIT)], missing_share=0.5) == NONE
-    first = watch.beats(4, [draft(LIMIT + 0.2)], missing_share=0.5)
+    first = watch.beats(2, [draft(LIMIT + 0.2)], missing_share=0.5)
     assert first.max_draft_ahead is not None
     assert first.max_num_speculative_tokens is None
     last = watch.beats(60, [draft(1.0)], missing_share=0.5)
-    assert (last.max_draft_ahead, last.max_num_speculative_tokens) == (2, 1)
+    assert (last.max_draft_ahead, last.max_num_speculative_tokens) == (4, 2)
 
 
 def test_another_limit():
@@ -157,10 +162,91 @@ def test_another_limit():
         ([draft(None)], 0.5),  # a draft that does not say
         ([], 0.5),  # none: nothing to share
         ([draft(1.0, sessions=1), draft(0.1, sessions=60, number=2)], 0.5),
+        # A window of 4 and the token behind it are made in a pass: late is the round trip.
+        ([draft(1.0, step_ms=PASS_MS / 5)], 0.5),
+        ([draft(1.0, step_ms=3.0, batch=8.0)], 0.5),
+        ([draft(1.0, step_ms=0.0)], 0.5),  # a draft that does not say
+        (
+            [draft(1.0, step_ms=30.0, sessions=0), draft(1.0, step_ms=3.0, number=2, sessions=60)],
+            0.5,
+        ),
     ],
 )
 def test_what_is_not_scarce(drafts, missing_share):
     assert Watch().beats(60, drafts, missing_share) == NONE
+
+
+@pytest.mark.parametrize(("step_ms", "is_scarce"), [(4.9, False), (5.1, True)])
+def test_scarce_is_who_cannot_refill_a_window_during_a_pass(step_ms, is_scarce):
+    """5 steps in 25 ms; for K = 8 they must be shorter. Branches go, for a try."""
+
+    def falls(step_ms, **fields):
+        busy = [draft(1.0, step_ms=step_ms)]
+        return Watch().beats(4, busy, missing_share=0.5, max_fan_out=1, **fields) != NONE
+
+    assert falls(step_ms) == is_scarce
+    assert falls(step_ms * 5 / 9, num_speculative_tokens=8.0) == is_scarce
+    assert not falls(step_ms, pass_ms=2 * PASS_MS)
+
+
+def test_a_target_that_does_not_say_how_long_its_passes_take():
+    """One of an older release, or without a pass since its last beat."""
+    assert Watch().beats(60, [draft(1.0)], missing_share=0.5, pass_ms=0.0) == NONE
+
+
+def test_one_beat_without_a_pass_changes_nothing():
+    watch = Watch()
+    watch.beats(1, [draft(1.0)], missing_share=0.5)
+    assert watch.beats(9, [draft(1.0, step_ms=0.0)], missing_share=0.5, pass_ms=0.0) != NONE
+
+
+@pytest.mark.parametrize("step_ms", [5.5, 8.0, 12.0, 24.0])
+def test_no_ceiling_below_what_drafts_make_in_a_pass(step_ms):
+    """They would stand idle, and their target would get less than now."""
+    last = Watch().beats(90, [draft(1.0, step_ms=step_ms)], missing_share=0.5)
+    fit = PASS_MS / step_ms
+    k = min(size(last.max_num_speculative_tokens), 4)
+    assert k >= min(4, fit)
+    assert size(last.max_draft_ahead) >= k + fit
+    assert (last != NONE) == (fit < 3), "K + 1 more is all that a draft is ever given"
+
+
+@given(USAGES, st.integers(1, 64))
+def test_the_way_down_ends_at_what_is_made_in_a_pass(usage, steps):
+    usage = dataclasses.replace(usage, steps_per_pass=steps)
+    last = down_to_the_bottom(usage)[-1]
+    k = min(size(last.max_num_speculative_tokens), usage.num_speculative_tokens)
+    assert k >= min(steps, usage.num_speculative_tokens)
+    # A draft is given no more than 2 K + 1 without any ceiling.
+    least = min(k + steps, 2 * k + 1, usage.max_draft_ahead)
+    assert size(last.max_draft_ahead) >= least
+
+
+def test_shorter_steps_end_it_and_it_does_not_swing():
+    """Drafts whose steps fit at K = 2, not at K = 3, with whatever starvation."""
+    watch = Watch()
+    low = watch.beats(90, [draft(1.0, step_ms=30.0)], missing_share=0.5)
+    assert low.max_num_speculative_tokens == 2
+    settled = watch.beats(120, [draft(1.0, step_ms=8.0)], missing_share=0.0)
+    assert settled.max_num_speculative_tokens == 2, "3 x 8 fits into 25, 4 x 8 does not"
+    assert watch.beats(300, [draft(1.0, step_ms=8.0)], missing_share=0.0) == settled
+    assert watch.beats(300, [draft(1.0, step_ms=8.0)], missing_share=0.5) == settled
+    grown = watch.beats(900, [draft(1.0, step_ms=3.0)], missing_share=0.5)
+    assert grown == NONE, "busy and late, but it fits"
+
+
+@pytest.mark.parametrize("gain", [0.05, 0.25, 0.4])
+def test_branches_go_for_good_only_if_steps_get_shorter(gain):
+    watch, seen = Watch(), set()
+    for _ in range(40):
+        fan_out = watch.ceilings.max_fan_out
+        step_ms = 30.0 * (1 - gain) if fan_out == 0 else 30.0
+        watch.beats(1, [draft(1.0, step_ms=step_ms)], missing_share=0.5, max_fan_out=2)
+        seen.add(watch.ceilings.max_fan_out)
+    assert 0 in seen, "it tries"
+    is_gain = gain > 1 - 1 / (1 + BRANCH_SHARE)  # more than a draft spends on them by itself
+    assert watch.ceilings.max_fan_out == (0 if is_gain else None)
+    assert watch.ceilings.max_num_speculative_tokens == (3 if is_gain else 2), "the rest goes on"
 
 
 def test_one_step_at_a_time():

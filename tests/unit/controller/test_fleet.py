@@ -20,7 +20,7 @@ def target(number, **figures):
     return TargetReport(
         f"t{number}", "boot", f"host-{number}:1", 1,
         **{"num_speculative_tokens": 4.0, "max_num_speculative_tokens": 16, "max_draft_ahead": 16,
-           **figures},
+           "pass_ms": 25.0, **figures},
     )  # fmt: skip
 
 
@@ -62,7 +62,12 @@ class Rig:
                 self.priors[number], self.ceilings[number] = read_guidance(answer)
             else:
                 report = draft(
-                    number, self.streams[number], busy_share=busy_share, batch=4.0, num_sessions=4
+                    number,
+                    self.streams[number],
+                    busy_share=busy_share,
+                    batch=4.0,
+                    num_sessions=4,
+                    step_ms=30.0,
                 )
                 report = DraftReport.read(report.plain())
                 self.streams[number] = self.fleet.hear_draft(report, self.now)

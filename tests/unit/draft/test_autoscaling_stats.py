@@ -30,4 +30,4 @@ def test_the_policy_reads_it():
         name: {0: [TimeStampedValue(2 * i, one[name]) for i, one in enumerate(stats)]}
         for name in stats[0]
     }
-    assert draft_load(Reports(points, 0)) == DraftLoad(1.5, 8, 4 * 0.150 / 2, 12 / 2)
+    assert draft_load(Reports(points, 0)) == DraftLoad(1.5, 8, 4 * 0.150 / 2, 12 / 2, 150.0)

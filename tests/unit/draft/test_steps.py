@@ -61,3 +61,17 @@ def test_a_prefill_then_a_decode(mode):
 )
 def test_results(result, outcome):
     assert work_result(result) == outcome
+
+
+def test_a_branch_is_a_fork():
+    table = DraftTable(max_sessions=1, max_len=1000, session_idle_us=1000)
+    greedy = SamplingParams(temperature=0.0)
+    opened = OpenSession(7, 2, 3, (1, 2, 3, 8), greedy, VerificationMode.GREEDY, 100, 77, fan_out=2)
+    table.receive(1, opened, 0)
+    [main] = table.begin_pass(9)
+    table.end_pass([main], [work_result(StepResult(1, (5,), runner_ups=((6, 4),)))], 0)
+    items = [step_item(item) for item in table.begin_pass(9)]
+    assert items[1:] == [
+        StepItem(n, 4, (token_id,), 1, greedy, 2, cache_salt=77, num_runner_ups=2, fork_of=1)
+        for n, token_id in ((2, 6), (3, 4))
+    ]

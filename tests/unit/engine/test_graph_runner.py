@@ -99,6 +99,24 @@ def test_a_padded_pass_gives_the_plain_runners_logits(family: Path, seed: int) -
         assert int(untouched.sum()) == len(theirs) - len(written)  # pads write to scratch alone
 
 
+def test_a_copied_block_is_copied_before_a_padded_pass(family: Path) -> None:
+    """Block 5 becomes a copy of 9, to which the same pass writes, and 3 a copy of 8."""
+    prompt = tuple(range(1, 8))
+    forked = [
+        SequenceRows(6, (7,), 1, (8, 5), copied_block=9),
+        SequenceRows(6, (2, 3), 1, (8, 9)),
+        SequenceRows(2, (4,), 1, (3,), copied_block=8),
+    ]
+    with torch.inference_mode():
+        for runner in runners(family):
+            [expected] = runner.forward([SequenceRows(0, prompt, 1, (20, 21))])
+            runner.forward([SequenceRows(0, prompt, 1, (8, 9))])
+            torch.testing.assert_close(runner.forward(forked)[0], expected, **TOLERANCE)
+            [other] = runner.forward([SequenceRows(0, (1, 2, 4), 1, (22,))])
+            [again] = runner.forward([SequenceRows(2, (4,), 1, (3,))])
+            torch.testing.assert_close(again, other, **TOLERANCE)
+
+
 def test_shapes_are_few_and_hold_the_pass() -> None:
     def rows(start: int, count: int, samples: int = 1) -> SequenceRows:
         return SequenceRows(start, (1,) * count, samples, tuple(range(64)))
@@ -113,7 +131,9 @@ def test_shapes_are_few_and_hold_the_pass() -> None:
     assert pick_shape([rows(0, 16)] * 17, 16, 128) is None
     assert pick_shape([rows(0, 5)] * 64, 16, 128) is None
     assert pick_shape([rows(0, 17)], 16, 128) is None
-    assert pick_shape([rows(0, 1)] * 65, 16, 128) is None
+    assert pick_shape([rows(0, 1)] * 65, 16, 128) == Shape(96, 1, 16)
+    assert pick_shape([rows(0, 3)] * 65, 16, 128) is None
+    assert pick_shape([rows(0, 1)] * 257, 16, 128) is None
     assert pick_shape([rows(0, 4, samples=0)], 16, 128) is None
 
 

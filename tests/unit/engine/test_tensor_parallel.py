@@ -98,6 +98,7 @@ rows = st.builds(
     token_ids=st.lists(numbers, min_size=1, max_size=9).map(tuple),
     num_samples=st.integers(0, 9),
     blocks=st.lists(numbers, max_size=9).map(tuple),
+    copied_block=st.none() | numbers,
 )
 
 
@@ -152,6 +153,10 @@ def test_two_ranks_equal_one(folder: Path) -> None:
             tokens = two.engine.step(items)
             assert tokens == one.step(items)
             sampled += sum(len(result.token_ids) for result in tokens)
+        for engine in (reference, two.engine):
+            engine.add(20)
+        fork = [StepItem(20, 11, (3,), 1, GREEDY, fork_of=1)]  # half of a block is copied
+        torch.testing.assert_close(two.engine.logits(fork), reference.logits(fork), **TOLERANCE)
         assert sampled == sum(item.num_samples for items in [*passes(), OVERSIZE] for item in items)
         assert two.engine._runner._runner._kv.keys[0].shape[1] == 1  # half of the KV heads each
         two.engine.check_integrity()

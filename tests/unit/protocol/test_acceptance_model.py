@@ -1,5 +1,7 @@
 """Acceptance by class and position: counts by hand, priors, and that no table grows for ever."""
 
+from itertools import pairwise
+
 import pytest
 
 from paceline.protocol.acceptance_model import (
@@ -7,6 +9,7 @@ from paceline.protocol.acceptance_model import (
     MAX_POSITIONS,
     MAX_PROBE_INTERVAL,
     MIN_PROBE_INTERVAL,
+    REFRESH_ROUNDS,
     AcceptanceClass,
     AcceptanceModel,
     ClassCounts,
@@ -78,6 +81,25 @@ class TestSurvivals:
         assert -first > 0.8
         assert second / first < 0.15
 
+    def test_good_sequences_do_not_make_deep_positions_easy(self):
+        """Half of the sequences get .9, half .1, and both are expected to."""
+        profile = model(8).profile(KEY)
+        for number in range(1000):
+            accepted = 8 if number % 10 else number // 10 % 8
+            profile.update(8, accepted, 0.98 if accepted == 8 else 0.5)
+            profile.update(8, number % 10 == 0, 0.1)
+        ratio = 10 * profile.survivals(0.5).negatives[5] / profile.survivals(0.5).negatives[4]
+        assert 4.0 < ratio < 5.5
+
+    def test_made_only_when_the_shape_is_looked_at_again(self):
+        profile = learnt(*[(4, 2)] * REFRESH_ROUNDS)
+        old = profile.survivals(0.5)
+        for _ in range(511):
+            profile.update(4, 2)
+        assert profile.survivals(0.5) is old
+        profile.update(4, 2)
+        assert profile.survivals(0.5) is not old
+
     def test_clipped(self):
         profile = model(2).profile(KEY)
         assert profile.survivals(1.0).negatives[0] == -0.99
@@ -114,7 +136,20 @@ class TestMean:
         profile = made.profile(KEY)
         for _ in range(320):
             profile.update(4, 4)
-        assert profile.mean > 0.9
+        assert profile.mean > 0.88
+
+    def test_long_windows_do_not_make_it_slow(self):
+        profile = learnt(*[(8, 8)] * 500)
+        for _ in range(100):
+            profile.update(1, 0)
+        assert profile.mean < 0.5
+
+    def test_who_learns_nothing_hears_of_it(self):
+        profile = learnt(*[(4, 2)] * 100)
+        version = profile.version
+        for _ in range(16):
+            profile.update(4, 0)
+        assert profile.version > version
 
     def test_new_priors_reach_known_classes_and_old_ones_go(self):
         made = model()
@@ -164,15 +199,32 @@ class TestClasses:
 
 
 class TestRestProbes:
+    @staticmethod
+    def starts(count, probes=None):
+        """Passes in which one of `count` sequences begins to probe."""
+        probes = probes or RestProbes()
+        return [n for n in range(1, 300) for _ in range(count) if probes.rest(n)]
+
     def test_one_round_in_16_then_more_and_more_seldom(self):
+        """16 and 32 rounds, then 48 passes."""
+        assert self.starts(1) == [16, 48, 96, 144, 192, 240, 288]
+
+    def test_many_sequences_are_probed_sooner(self):
+        """16, 32, 64, 128, then 192 rounds of 8."""
+        assert self.starts(8)[:7] == [2, 6, 14, 30, 54, 78, 102]
+
+    def test_but_a_large_batch_not_all_the_time(self):
+        starts = self.starts(64)
+        assert {b - a for a, b in pairwise(starts[6:])} == {16}
+
+    def test_a_rest_begins_anew(self):
         probes = RestProbes()
-        starts = [number for number in range(1, 1000) if probes.rest()]
-        assert starts == [16, 48, 112, 240, 496, 752]
-        assert probes.interval == MAX_PROBE_INTERVAL
+        assert not any(probes.rest(n) for n in range(15))
+        assert not probes.rest(20)
 
     def test_a_win_makes_them_frequent_again(self):
         probes = RestProbes()
-        for _ in range(600):
-            probes.rest()
+        self.starts(1, probes)
+        assert probes.interval == MAX_PROBE_INTERVAL
         probes.win()
         assert probes.interval == MIN_PROBE_INTERVAL

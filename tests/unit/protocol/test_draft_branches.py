@@ -85,35 +85,34 @@ class TestGrowth:
         assert text == chain(PROMPT, 2)
         assert live(session) == [(3, chain((*PROMPT, runner_up), 1)[3:])]
 
-    def test_the_first_pass_asks_for_the_whole_text_then_one_row_each(self):
-        table, _ = opened(1)
+    def test_the_first_pass_forks_the_main_text(self):
+        """One row, the runner-up; then one each, and no fork again."""
+        table, session = opened(1)
         main, branch = table.begin_pass(512)
-        assert (main.work.start, len(main.work.token_ids)) == (3, 1)
-        assert branch.work.token_ids == (*PROMPT, best(PROMPT, 2)[1])
-        assert (branch.work.start, branch.work.max_rows) == (0, 4), "what a block may lack"
+        assert (main.work.start, len(main.work.token_ids), main.work.fork_of) == (3, 1, None)
+        assert branch.work.token_ids == (best(PROMPT, 2)[1],)
+        assert (branch.work.start, branch.work.max_rows) == (3, 1)
+        assert (branch.work.fork_of, main.sequence_id) == (session.sequence_id,) * 2
         assert branch.work.output_index == 1
-        assert branch.work.context_hash == hash_of(branch.work.token_ids)
+        assert branch.work.context_hash == hash_of((*PROMPT, best(PROMPT, 2)[1]))
         assert branch.sequence_id not in (main.sequence_id, 0)
         table.end_pass([main, branch], [outcome(table, i) for i in (main, branch)], 0)
         items = table.begin_pass(512)
-        assert [(i.work.start, i.work.num_rows) for i in items] == [(4, 1), (4, 1), (0, 5)]
+        assert [(i.work.start, i.work.num_rows) for i in items] == [(4, 1)] * 3
+        assert [i.work.fork_of for i in items] == [None, None, main.sequence_id]
 
-    def test_the_rows_of_a_first_pass_end_at_a_block(self):
-        """With blocks of 4 the text up to 8 is in the prefix cache: 3 rows are left of 11."""
-        prompt = tuple(range(1, 11))
-        table = DraftTable(max_sessions=1, max_len=1000, session_idle_us=1000, block_size=4)
-        table.receive(1, opening(prompt=prompt, limit=20), 0)
-        run(table)
-        _, branch = table.begin_pass(512)
-        assert (branch.work.end, branch.work.max_rows) == (11, 3)
+    def test_a_promoted_branch_is_what_others_fork(self):
+        table, session = opened(9)
+        old = session.sequence_id
+        session.receive_verdict(verdict(3, best(PROMPT, 2)[1]))
+        forks = {i.work.fork_of for i in table.begin_pass(512)} - {None}
+        assert forks == {session.sequence_id} != {old}
 
-    def test_no_deeper_than_half_the_credit(self):
-        """Of 6 tokens 3: what the next pass could use."""
+    def test_no_deeper_and_no_further_than_a_pass_verifies(self):
+        """Of 6 tokens 3: corrections come in these or behind them, and have 3 tokens ready."""
         _, session = opened(20)
         assert len(session.log) == 9
-        assert [(p, len(tokens)) for p, tokens in live(session)] == [
-            (3, 4), (4, 4), (5, 4), (6, 3), (7, 2), (8, 1),
-        ]  # fmt: skip
+        assert [(p, len(tokens)) for p, tokens in live(session)] == [(3, 4), (4, 4), (5, 4), (6, 3)]
 
     def test_nothing_at_or_beyond_the_limit(self):
         for limit in range(3, 12):
@@ -129,12 +128,12 @@ class TestGrowth:
         assert max(b.end for b in session.branches.live) <= 6
 
     def test_a_second_runner_up_comes_after_nearer_corrections(self):
-        """7 rows: the main text, the first branch, and of the next two the one that is likelier."""
+        """3 rows: the main text, the first branch, and of the next two the one that is likelier."""
         table, session = opened(1, limit=20, fan_out=2)
-        run(table, max_rows=5)
-        items = table.begin_pass(7)
+        run(table, max_rows=2)
+        items = table.begin_pass(3)
         text = chain(PROMPT, 1)
-        assert [item.work.token_ids for item in items[2:]] == [(*text, best(text, 2)[1])]
+        assert [item.work.token_ids for item in items[2:]] == [(best(text, 2)[1],)]
         assert [(b.position, b.token_ids[0]) for b in session.branches.live] == [
             *((3, token_id) for token_id in best(PROMPT, 3)[1:]),
             *((4, token_id) for token_id in best(text, 3)[1:]),
@@ -157,22 +156,6 @@ class TestGrowth:
         assert item.work.num_runner_ups == 0
         session.receive_verdict(verdict(3, 50, fan_out=4))
         assert session.branches.fan_out == 0
-
-    def test_never_without_a_prefix_cache(self):
-        table = DraftTable(max_sessions=1, max_len=99, session_idle_us=1000, can_branch=False)
-        table.receive(1, opening(fan_out=4), 0)
-        table.receive(1, verdict(3, 50, fan_out=4), 0)
-        run(table, 9)
-        assert table.stats.num_branches == 0
-
-    def test_a_text_that_the_prefix_cache_lost_is_given_up_for_good(self):
-        table, session = opened(1)
-        main, branch = table.begin_pass(512)
-        table.end_pass([main, branch], [outcome(table, main), WorkResult(None, 2)], 0)
-        assert live(session) == []
-        assert table.take_released() == [branch.sequence_id]
-        run(table, 9)
-        assert 3 not in [position for position, _ in live(session)]
 
 
 @pytest.mark.parametrize("fan_out", [1, 2, 4, MAX_FAN_OUT])
@@ -220,22 +203,36 @@ def test_no_more_than_allowed(fan_out, ahead):
 
 class TestSending:
     def test_behind_the_runner_up(self):
-        table, session = opened(2)
+        """One message, once the branch is as long as it gets."""
+        table, session = opened(3)
+        [main] = table.take_drafts(77)[1]
+        assert (main.is_branch, main.token_ids, main.draft_us) == (False, session.log.slice(3), 15)
+        run(table)
         text = (*PROMPT, best(PROMPT, 2)[1])
         main, branch = table.take_drafts(77)[1]
-        assert (main.is_branch, main.token_ids, main.draft_us) == (False, session.log.slice(3), 10)
-        assert branch.is_branch
+        assert (main.is_branch, branch.is_branch) == (False, True)
         assert (branch.start, branch.context_hash) == (4, hash_of(text))
-        assert branch.token_ids == best(text, 1)
+        assert branch.token_ids == chain(text, 3)[4:]
         assert (branch.draft_us, branch.sent_us, branch.last_round) == (0, 77, 0)
 
-    def test_then_only_what_is_new_in_one_message(self):
+    def test_or_when_it_gets_no_row(self):
+        """Then what is new since; never the same twice."""
         table, _ = opened(2, sent=True)
-        run(table, 2)
+        run(table, max_rows=1)
         text = chain((*PROMPT, best(PROMPT, 2)[1]), 3)
-        first = next(d for d in table.take_drafts(0)[1] if d.start == 5 and d.is_branch)
-        assert (first.token_ids, first.context_hash) == (text[5:7], hash_of(text[:5]))
-        assert not any(d.is_branch and d.start == 5 for d in table.take_drafts(0).get(1, ()))
+        drafts = [d for d in table.take_drafts(0)[1] if d.is_branch]
+        assert [(d.start, d.token_ids) for d in drafts] == [(4, text[4:5])]
+        run(table, 9)
+        first = [d for d in table.take_drafts(0)[1] if d.is_branch and d.token_ids == text[5:]]
+        assert [(d.start, d.context_hash) for d in first] == [(5, hash_of(text[:5]))]
+        assert table.take_drafts(0) == {}
+
+    def test_all_of_them_when_no_more_may_be_drawn(self):
+        table, session = opened(1, limit=1 + 2 * MAX_BRANCH_TOKENS)
+        run(table, MAX_BRANCH_TOKENS)
+        drafts = [d for d in table.take_drafts(0)[1] if d.is_branch]
+        assert sum(len(d.token_ids) for d in drafts) == MAX_BRANCH_TOKENS
+        assert len(drafts) == len(session.branches.live)
 
     def test_branches_add_no_draft_time(self):
         table, _ = opened(6)

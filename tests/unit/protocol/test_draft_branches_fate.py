@@ -44,9 +44,9 @@ class TestPromotion:
         table, session = opened(9)
         correction = best(PROMPT, 2)[1]
         session.receive_verdict(verdict(3, correction))
-        texts = [item.work.token_ids for item in table.begin_pass(512) if item.work.start == 0]
+        forked = [item.work for item in table.begin_pass(512) if item.work.fork_of is not None]
         text = (*PROMPT, correction)
-        assert (*text, best(text, 2)[1]) in texts
+        assert (4, (best(text, 2)[1],)) in [(work.start, work.token_ids) for work in forked]
 
     def test_tokens_that_were_not_sent_go_as_ordinary_ones(self):
         table, session = opened(9)
@@ -264,7 +264,7 @@ class TestFailedPass:
         table.receive(1, verdict(3, 5, session_id=8, fan_out=0), 0)
         table.receive(1, opening(10), 0)
         items = table.begin_pass(512)
-        assert any(i.key == (1, 9) and i.work.start == 0 for i in items), "a branch"
+        assert any(i.key == (1, 9) and i.work.fork_of for i in items), "a branch"
         table.cancel_pass(items)
         table.fail_pass([i for i in items if i.key in ((1, 8), (1, 10))])
         assert {i.key for i in table.begin_pass(512)} == {(1, 8)}
@@ -287,11 +287,17 @@ def test_a_long_prefill_goes_before_branches():
     assert all(item.work.end <= 100 for item in items)
 
 
-def test_a_branch_has_no_work_without_a_sequence():
+def test_a_branch_is_one_sequence_and_always_draws():
     branches = Branches(fan_out=1)
-    main = TokenLog((1, 2, 3, 4))
-    branches.grow(main, 3, [(9,)])
+    branches.grow(TokenLog((1, 2, 3, 4)), 3, [(9,)])
+    [branch] = branches.live
     with pytest.raises(LocalProtocolError):
-        branches.begin_work(branches.live[0], main, 3, 10)
+        branches.end_work(branch, WorkResult(1), 10)
+    branches.begin_work(branch, 7, 5, 3)
     with pytest.raises(LocalProtocolError):
-        branches.end_work(branches.live[0], WorkResult(1), 10)
+        branches.begin_work(branch, 7, 5, 3)
+    with pytest.raises(LocalProtocolError):
+        branches.end_work(branch, WorkResult(None, 3), 10)
+    branches.end_work(branch, WorkResult(1), 10)
+    with pytest.raises(LocalProtocolError):
+        branches.begin_work(branch, 8, 5, 3)

@@ -73,6 +73,26 @@ class TestAcceptanceEstimate:
         estimate.update(0, 0)
         assert (estimate.accepted, estimate.rejected) == (3.0, 2.0)
 
+    def test_a_change_is_believed_at_once(self):
+        """Else 48 right ones would be half forgotten after 15 rounds."""
+        estimate = AcceptanceEstimate()
+        for _ in range(30):
+            estimate.update(8, 8)
+        for _ in range(5):
+            estimate.update(4, 0)
+        assert estimate.rate < 0.65
+        for _ in range(60):
+            estimate.update(1, 0)
+        for _ in range(4):
+            estimate.update(2, 2)
+        assert estimate.rate > 0.5
+
+    def test_chance_is_no_change(self):
+        estimate = AcceptanceEstimate()
+        for number in range(60):
+            estimate.update(4, (4, 3, 2, 4, 1)[number % 5])
+            assert estimate.accepted + estimate.rejected >= min(2 * number, 16)
+
     def test_full_acceptance_is_censored(self):
         """After 4 of 4 nobody knows about the fifth: no rejection is counted."""
         estimate = AcceptanceEstimate()

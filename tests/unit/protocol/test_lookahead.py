@@ -1,7 +1,5 @@
 """The policy's decisions, asked as the scheduler asks. Times in microseconds."""
 
-from itertools import pairwise
-
 import pytest
 
 from paceline.protocol.lookahead import (
@@ -243,56 +241,6 @@ class TestGrant:
         assert Rig(max_fan_out=2).passes(60, draft_us=15_000).grants[0].fan_out == 0
 
 
-class TestRest:
-    def test_a_draft_that_is_always_wrong_rests(self):
-        rig = Rig(2).passes(80, 0.0)
-        assert rig.counts == [0, 0]
-        assert rig.grants == [Grant(0), Grant(0)]
-
-    def test_it_is_probed_more_and_more_seldom(self):
-        rig = Rig(2).passes(80, 0.0)
-        probes = []
-        for number in range(2000):
-            rig.passes(1, 0.0)
-            if sum(rig.counts):
-                probes.append(number)
-        assert 4 < len(probes) < 40
-        assert max(b - a for a, b in pairwise(probes)) > 100
-
-    def test_one_sequence_at_a_time(self):
-        rig = Rig(8).passes(300, 0.0)
-        for _ in range(400):
-            rig.passes(1, 0.0)
-            assert sum(grant.draft_ahead > 0 for grant in rig.grants) <= 2
-
-    def test_it_comes_back_when_the_draft_is_right_again(self):
-        rig = Rig(2).passes(300, 0.0)
-        assert caps(rig) == [0, 0]
-        rig.passes(600, 0.9)
-        assert min(caps(rig)) > 2
-
-    def test_proposals_that_nobody_verified_count(self):
-        """Passes never wait: all that is ever seen is that the pass made another token."""
-        rig = Rig().passes(12, 0.75)
-        rig.have = 0
-        rig.passes(200, foreseen=False)
-        assert caps(rig) == [0]
-        assert rig.policy.class_counts()[KEY].reached[0] >= 30
-
-    def test_another_draft_starts_afresh(self):
-        rig = Rig().passes(300, 0.0)
-        rig.sequences[0].key = AcceptanceClass("other", GREEDY, 0.0)
-        rig.passes(8, 0.7)
-        assert rig.sequences[0].cap > 2
-        assert rig.sequences[0].posterior.rate > 0.6
-
-    def test_new_sequences_start_from_the_class(self):
-        rig = Rig().passes(300, 0.0)
-        lookahead = SequenceLookahead(AcceptanceClass("", GREEDY, 0.0))
-        rig.policy.add(lookahead)
-        assert lookahead.cap == 0, "borrowed while it has no draft"
-
-
 class TestProfit:
     def test_control_stretch(self):
         rig = Rig(2, row_us=100).passes(FIRST_CONTROL + 12, 0.8)
@@ -334,8 +282,8 @@ class TestGuidance:
     def test_priors(self):
         rig = Rig()
         rig.policy.guide(Guidance({KEY: ClassCounts((500.0,), (0.0,))}))
-        rig.passes(12, 0.0)
-        assert rig.counts == [0]
+        rig.passes(10, 0.0)
+        assert caps(rig) == [0]
 
     def test_own_counts_are_told(self):
         counts = Rig().passes(20, 1.0).policy.class_counts()[KEY]

@@ -137,7 +137,7 @@ class Reference:
             for message in messages:
 
                 def arrive(link_id: int = link_id, message: object = message) -> None:
-                    answers = self.table.receive(link_id, message, self.now_us)  # type: ignore[arg-type]
+                    answers = self.table.receive(link_id, message, self.now_us)
                     for answer in answers:
                         self._to_target(answer)
                     self._wake_draft()

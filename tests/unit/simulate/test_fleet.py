@@ -224,6 +224,38 @@ def test_scarce_drafts_get_a_ceiling() -> None:
     assert int(fleet.places.credit.max()) == fleet.controller.min_draft_ahead
 
 
+def rate_with_ceilings(data: dict[str, Any]) -> tuple[float, Fleet]:
+    fleet = Fleet(SimulateConfig.model_validate(data | {"has_controller": True}))
+    return fleet.run().metrics.num_tokens / data["duration_s"], fleet
+
+
+@pytest.mark.parametrize("rtt_ms", [0.5, 4.0])
+def test_one_healthy_draft_gets_no_ceiling(rtt_ms: float) -> None:
+    """It is always busy, and a window is empty after each correction: nothing is scarce."""
+    data = raw(batch=4, acceptance=0.6, k=4, fan_out=2, rtt_ms=rtt_ms)
+    with_ceilings, fleet = rate_with_ceilings(data)
+    assert fleet.controller.min_draft_ahead is None
+    assert with_ceilings >= 0.99 * rate(SimulateConfig.model_validate(data))
+
+
+@pytest.mark.parametrize(
+    ("base_ms", "row_ms", "fan_out"),
+    [(8, 0.01, 2), (1, 0.5, 0), (1, 0.8, 0), (1, 0.5, 2)],
+)
+def test_ceilings_cost_nothing_where_one_slow_draft_serves_four_targets(
+    base_ms: float, row_ms: float, fan_out: int
+) -> None:
+    """Steps whose rows cost little or much; measured when ceilings have come down."""
+    data = raw(
+        batch=4, num_targets=4, acceptance=0.8, k=4, fan_out=fan_out, warmup_s=15, duration_s=6.0
+    )
+    data["hardware"]["drafts"]["small"] |= {"base_ms": base_ms, "row_ms": row_ms}
+    data["traffic"]["classes"][0]["prompt_tokens"] = {"mean": 1}
+    with_ceilings, fleet = rate_with_ceilings(data)
+    assert fleet.controller.min_draft_ahead is not None
+    assert with_ceilings >= 0.99 * rate(SimulateConfig.model_validate(data))
+
+
 def test_a_far_zone_is_slower() -> None:
     zones = [
         {"name": "near", "target_share": 0.5, "draft_share": 1.0},

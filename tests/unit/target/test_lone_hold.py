@@ -64,6 +64,18 @@ class TestHolds:
         costs(rig, rtt_us=1 * MS)
         assert rig.scheduler.plan(3500) == Hold(3500 + 2500 + 200)
 
+    def test_a_branch_that_became_the_window_was_here_before(self, make_rig):
+        """As above with a round trip of 10 ms: what comes next is behind the verdict."""
+        rig = lone(make_rig)
+        arrive(rig, 1, 3500)
+        costs(rig, rtt_us=10 * MS)
+        session = rig.scheduler._sequences[1].session
+        assert isinstance(rig.scheduler.plan(3500), Hold)
+        session.adopted = (None,)
+        rig.scheduler._sequences[1].hold_until_us = 0
+        plan = rig.scheduler.plan(3500)
+        assert len(plan.entries[0].draft_token_ids) == 1
+
     def test_each_arrival_is_looked_at_anew(self, make_rig):
         rig = lone(make_rig)
         rig.scheduler.plan(500)
