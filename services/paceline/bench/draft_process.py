@@ -9,7 +9,6 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
-from paceline.bench import event_loop
 from paceline.bench.ceiling import Costs
 from paceline.bench.processes import Handler, serve
 from paceline.bench.schemes import draft_engine, engine_info
@@ -118,4 +117,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    event_loop.run(main())
+    asyncio.run(main())

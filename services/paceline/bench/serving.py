@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -38,7 +37,6 @@ from paceline.target.stats import SchedulerStats
 _GREEDY = SamplingParams(temperature=0.0)
 _ATTACH_TIMEOUT_S = 20.0
 _PING_INTERVAL_S = 0.1
-_LOOK_EVERY_S = 0.1  # at the policy's prediction
 
 
 def app_config(setting: Setting, scheme: Scheme, num_seqs: int) -> AppConfig:
@@ -214,16 +212,14 @@ class Service:
         """From one pass end to another; needs clients."""
         await asyncio.sleep(warmup_s)
         begin, num_failures = await self._at_pass_end(), self.num_failures
-        predictions = []
-        for _ in range(max(1, round(seconds / _LOOK_EVERY_S))):
-            await asyncio.sleep(_LOOK_EVERY_S)
-            explanation = self.driver.scheduler.policy.explain()
-            if explanation is not None:
-                predictions.append(explanation.choices[explanation.chosen].tokens_per_s)
+        forecast = self.driver.scheduler.policy.forecast
+        tokens, us = forecast.tokens, forecast.us
+        await asyncio.sleep(seconds)
+        tokens, us = forecast.tokens - tokens, forecast.us - us
         end = await self._at_pass_end()
         return replace(
             begin.until(end),
-            predicted_tokens_per_s=statistics.median(predictions) if predictions else None,
+            predicted_tokens_per_s=1e6 * tokens / us if us else None,
             num_failures=self.num_failures - num_failures,
         )
 

@@ -44,11 +44,11 @@ def bench_orchestration(
     ] = "0.5,0.66,0.76,0.85",
 ) -> None:
     """Measure scheduling against its ceiling, with engines that only cost time."""
+    import asyncio
     from dataclasses import replace
 
     from rich.console import Console
 
-    from paceline.bench import event_loop
     from paceline.bench.orchestration import run_suite
     from paceline.bench.report import captions, markdown, rows, tables
     from paceline.bench.suites import EFFORTS, SUITES
@@ -69,7 +69,7 @@ def bench_orchestration(
         if path is not None:
             _write(path, "")  # a path that cannot be written fails now, not in half an hour
     with status_display() as say:
-        outcomes = event_loop.run(run_suite(name, SUITES[name](options), effort, say))
+        outcomes = asyncio.run(run_suite(name, SUITES[name](options), effort, say))
         say("")
     made = rows(outcomes)
     wide = Console(width=max(out.width, TABLE_COLUMNS), soft_wrap=False, highlight=False)

@@ -8,7 +8,7 @@ It does not know what rows are for, nor clocks; times are microseconds.
 
 from __future__ import annotations
 
-# Branches may make a pass this much longer. A target gives them up at half as long again.
+# Branches may make a pass this much longer.
 BRANCH_SHARE = 0.4
 
 _PRIOR_ROW_SHARE = 0.001  # of a pass: what a row costs until that is measured

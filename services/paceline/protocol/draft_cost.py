@@ -15,8 +15,6 @@ MAX_DEPTH = 16  # passes that a round trip may span before no credit makes up fo
 
 COMPARING_MODES = (VerificationMode.GREEDY, VerificationMode.COUPLED)
 _MIN_RETRY, _MAX_RETRY = 256, 4096  # passes until branches are tried again
-_MAX_SLOWDOWN = 2.0
-_FADE = 1.001  # per look at it: what was fastest long ago need not be possible today
 _QUANTILE_WEIGHT = 0.05
 _DEFAULT_CREDIT_PASSES = 2
 
@@ -27,7 +25,6 @@ class DraftCost:
     def __init__(self, lone: LonePolicy) -> None:
         self._lone = lone
         self._rtt_p90_us: float | None = None
-        self._fastest_us = 0.0  # 0: not known
         self._has_branches = True
         self._retry_pass = 0
         self._retry_after = _MIN_RETRY
@@ -87,15 +84,13 @@ class DraftCost:
         return most if self._has_branches and mode in COMPARING_MODES else 0
 
     def update_fan_out(self, num_passes: int) -> None:
-        """Branches make the draft's steps slower, and are worth a few proposals at most. They are
-        given up when steps take twice as long as the fastest ones, or two of them no longer
-        fit into a pass; later they are tried again, less and less often."""
+        """Branches make the draft's steps slower: by a bounded share, of which it takes care
+        itself (`branch_budget`). They are given up when two steps no longer fit into a pass: then
+        none would be there in time. Later they are tried again, less and less often."""
         pass_us, step_us = self._lone.pass_us.value, self._lone.draft_token_us.value
         if not pass_us or not step_us:
             return
-        fastest_us = self._fastest_us
-        self._fastest_us = min(step_us, fastest_us * _FADE) if fastest_us else step_us
-        is_slow = step_us > _MAX_SLOWDOWN * self._fastest_us or 2 * step_us > pass_us
+        is_slow = 2 * step_us > pass_us
         if self._has_branches and is_slow:
             self._has_branches = False
             self._retry_pass = num_passes + self._retry_after

@@ -1,16 +1,11 @@
 """How many proposals to verify, how far a draft may run, and how often to do without. Pure.
 
 `LookaheadPolicy` is the controller of one target (math.md 2g, 2h). The scheduler tells it what it
-sees (rounds, passes, draft steps, round trips) and asks three things: how many of the proposals
-that are here the next pass should verify (`plan`), how far the draft of a sequence may run from
-now on (`grant`), and whether a lone sequence should wait (`lone`). It does not know tokens, links,
-threads or clocks; times are arguments in microseconds. Nothing here can change what is committed.
-
-In the rejection modes caps must not depend on the values of proposals (C2, B1): everything used
-here is known before they are drawn (past rounds, times, counts).
-
-Parts: `acceptance_model`, `pass_cost`, `decision` (the argmax over both), `profit` (does drafting
-pay at all, measured), `lone_wait`. Until passes are measured K is `num_speculative_tokens`.
+sees and asks how many of the proposals that are here the next pass should verify (`plan`), how far
+a draft may run from now on (`grant`), and whether a lone sequence should wait (`lone`). It does
+not know tokens, links, threads or clocks; times are arguments in microseconds. Nothing here can
+change what is committed. In the rejection modes caps must not depend on the values of proposals
+(C2, B1): everything used here is known before they are drawn (past rounds, times, counts).
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ from paceline.protocol import decision
 from paceline.protocol.acceptance_model import AcceptanceClass, ClassCounts, Survivals
 from paceline.protocol.decision import Choice, Explanation
 from paceline.protocol.draft_cost import DraftCost
+from paceline.protocol.forecast import Forecast
 from paceline.protocol.lone_wait import AcceptanceEstimate, Average, LonePolicy
 from paceline.protocol.lookahead_types import (
     Grant,
@@ -69,6 +65,7 @@ class LookaheadPolicy:
         self.limits = limits
         self.lone = LonePolicy(limits.max_lone_wait_us)
         self.profit = Profit()
+        self.forecast = Forecast()
         self._guidance = Guidance()
         self._book = SequenceBook(limits.max_num_speculative_tokens)
         self._price = RowPrice()
@@ -140,10 +137,12 @@ class LookaheadPolicy:
         del negatives[max(0, left) :]
         cost_us = self._cost.curve(len(windows), num_other_rows, num_fixed + len(negatives))
         if not negatives or cost_us is None:
+            self.forecast.plan(len(windows), cost_us[0] if cost_us and not num_fixed else None)
             return counts
-        num_rows, _ = decision.best_rows(
-            negatives, len(windows), cost_us[num_fixed:] if num_fixed else cost_us, self._idle
-        )
+        costs, idle_us = cost_us[num_fixed:] if num_fixed else cost_us, self._idle
+        num_rows, rate = decision.best_rows(negatives, len(windows), costs, idle_us)
+        tokens = rate * (costs[num_rows] + idle_us)
+        self.forecast.plan(tokens, None if num_fixed else costs[num_rows])
         shares = decision.share_rows(adaptive, negatives, num_rows)
         for index, count in zip(places, shares, strict=True):
             counts[index] = count
@@ -283,6 +282,7 @@ class LookaheadPolicy:
         self._num_passes += 1
         pass_us = record.ended_us - record.started_us
         was_held = self.lone.take_held()
+        self.forecast.end(record)
         if not record.num_prefill_rows:
             self.lone.learn_pass(pass_us, record.num_draft_tokens)
             self.lone.row_us = self._cost.row_us(1)
@@ -390,6 +390,7 @@ class LookaheadPolicy:
             "idle_us": self._idle,
             "max_num_speculative_tokens": ceiling,
             "max_draft_ahead": self.limits.max_draft_ahead,
+            "predicted_tokens_per_s": self.forecast.tokens_per_s,
             **self._draft.inputs(),
             **self.profit.inputs(),
         }

@@ -232,7 +232,7 @@ class TestGrant:
     def test_no_branches_while_they_make_the_draft_slow(self):
         rig = Rig(max_fan_out=2).passes(60, draft_us=3_000)
         assert rig.grants[0].fan_out == 2
-        rig.passes(60, draft_us=6_000)
+        rig.passes(60, draft_us=15_000)
         assert rig.grants[0].fan_out == 0
         rig.passes(400, draft_us=3_000)
         assert rig.grants[0].fan_out == 2
