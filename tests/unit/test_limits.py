@@ -164,6 +164,9 @@ NOT_A_LIMIT: dict[str, str] = {
 
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
+    "protocol.draft_cost:MAX_BRANCH_BATCH": (
+        "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
+    ),
     "protocol.draft_branches:MAX_BRANCHES": f"{BRANCHES}::test_no_more_than_allowed",
     "protocol.draft_table:MAX_BRANCH_ROWS": f"{BRANCHES}::test_no_more_than_allowed",
     "protocol.messages:MAX_BRANCH_TOKENS": f"{BRANCHES}::test_no_more_than_allowed",

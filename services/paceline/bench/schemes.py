@@ -12,6 +12,7 @@ from paceline.bench.ceiling import Costs
 from paceline.engine.base import EngineInfo
 from paceline.engine.scripted import Script, ScriptedEngine
 from paceline.engine.timed import TimedEngine
+from paceline.protocol.draft_branches import MAX_BRANCHES
 
 VOCAB_SIZE = 32_000
 BLOCK_SIZE = 16
@@ -131,6 +132,7 @@ def draft_engine(costs: Costs, script: Script, max_len: int, num_seqs: int) -> T
 
 
 def engine_info(model_id: str, max_len: int, num_seqs: int) -> EngineInfo:
-    """With room for all: this benchmark is not about memory."""
-    num_blocks = (max_len // BLOCK_SIZE + 2) * (num_seqs + 1) * 2
+    """With room for all and their branches, of which this engine does not count what they share
+    with the main text: this benchmark is not about memory."""
+    num_blocks = (max_len // BLOCK_SIZE + 2) * (num_seqs + 1) * (2 + MAX_BRANCHES)
     return EngineInfo(model_id, VOCAB_SIZE, max_len, BLOCK_SIZE, num_blocks, "scripted")

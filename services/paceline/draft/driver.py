@@ -67,6 +67,8 @@ class DraftDriver:
         self._next_link_id = 1
         self._is_over = False
         self._has_left = asyncio.Event()  # while it drains: no target counts on it any more
+        # When the last pass ended, None when there was nothing to do since.
+        self._busy_until_us: int | None = None
         self._loop = PassLoop("draft", self._turn, self._leave)
 
     async def start(self) -> None:
@@ -187,6 +189,7 @@ class DraftDriver:
         if items or self.table.has_released:
             await self._pass(items)
         else:
+            self._busy_until_us = None
             await self._loop.wait(self._config.session_idle_s / 4)
 
     async def _pass(self, items: list[PassItem]) -> None:
@@ -194,7 +197,9 @@ class DraftDriver:
             steps = [step_item(item) for item in items]
             done = await self.worker.run(self.table.take_released(), steps)
             outcomes = [work_result(result) for result in done.results]
-            self.table.end_pass(items, outcomes, done.ended_us - done.started_us)
+            last_us, self._busy_until_us = self._busy_until_us, done.ended_us
+            cycle_us = None if last_us is None else done.ended_us - last_us
+            self.table.end_pass(items, outcomes, done.ended_us - done.started_us, cycle_us)
         except OutOfBlocks:
             self.table.cancel_pass(items)
             evicted = self.table.evict_newest()

@@ -336,12 +336,19 @@ class DraftTable:
         work = entry.session.begin_branch(branch, sequence_id)
         return _pass_item(key, entry, sequence_id, work)
 
-    def end_pass(self, items: list[PassItem], outcomes: list[WorkResult], draft_us: int) -> None:
-        """Results of a pass, in the order of `items`."""
+    def end_pass(
+        self,
+        items: list[PassItem],
+        outcomes: list[WorkResult],
+        draft_us: int,
+        cycle_us: int | None = None,
+    ) -> None:
+        """Results of a pass, in the order of `items`. `cycle_us`: since the pass before ended,
+        all that rows cost beside the engine's `draft_us` (None: the draft has stood still)."""
         self.stats.num_passes += 1
         self.stats.busy_us += draft_us
         if all(len(item.work.token_ids) == 1 for item in items):
-            self._budget.learn(len(items), draft_us)
+            self._budget.learn(len(items), draft_us if cycle_us is None else cycle_us)
         for item, outcome in zip(items, outcomes, strict=True):
             entry = self._entries.get(item.key)
             if entry is None:

@@ -226,7 +226,7 @@ class LookaheadPolicy:
         fan_out = 0
         if self.limits.max_fan_out:
             most = self._guidance.max_fan_out
-            fan_out = self._draft.fan_out(lookahead.key.mode, self.limits.max_fan_out)
+            fan_out = self._draft.fan_out(lookahead.key.mode, self.limits.max_fan_out, self._batch)
             fan_out = fan_out if most is None else min(fan_out, most)
         self._max_ahead = max(self._max_ahead, ahead)
         key = (ahead, fan_out)

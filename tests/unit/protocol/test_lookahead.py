@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.protocol.draft_cost import MAX_BRANCH_BATCH
 from paceline.protocol.lookahead import (
     AcceptanceClass,
     ClassCounts,
@@ -223,6 +224,12 @@ class TestGrant:
     def test_branches(self):
         rig = Rig(max_fan_out=2).passes(60)
         assert rig.grants[0].fan_out == 2
+
+    @pytest.mark.parametrize(
+        ("batch", "fan_out"), [(MAX_BRANCH_BATCH, 2), (MAX_BRANCH_BATCH + 1, 0)]
+    )
+    def test_branches_only_in_small_batches(self, batch, fan_out):
+        assert Rig(batch, max_fan_out=2).passes(20).grants[0].fan_out == fan_out
 
     def test_no_branches_in_the_rejection_modes(self):
         rig = Rig(max_fan_out=2)
