@@ -45,8 +45,9 @@ protos: $(STAMP) ## regenerate services/paceline/rpc/v1 from protos/
 		--python_out=services --pyi_out=services --grpc_python_out=services \
 		--mypy_grpc_out=services $(PROTO)
 
-bench: $(STAMP) ## the orchestration benchmark: four schemes, their ceilings, tables and plots (~20 min)
-	@$(BIN)/paceline bench orchestration --json out/orchestration.json
+bench: $(STAMP) ## the orchestration benchmark, a few settings (~3 min): four schemes and their ceiling
+	@mkdir -p out
+	@$(BIN)/paceline bench orchestration --quick --json out/orchestration.json --markdown out/orchestration.md
 
 chaos: $(STAMP) ## break a real cluster in every listed way and print what clients saw (~15 min)
 	@$(BIN)/python -m chaos --scenario all --seed $(SEED) --seeds 3
