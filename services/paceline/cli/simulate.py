@@ -12,6 +12,8 @@ from rich.table import Table
 from paceline.cli.console import err, out, print_error, status_display
 from paceline.errors import ConfigError
 
+TABLE_COLUMNS = 200
+
 if TYPE_CHECKING:
     from paceline.simulate.config import SimulateConfig
 
@@ -48,9 +50,9 @@ def simulate(
         study = Study(trace, lambda what, share: show(_progress(what, share)))
         rows = study.sweep(runs)
         found = study.find(parsed) if parsed.find is not None else None
-    out.print(_table(rows, "runs"))
+    _print_table(_table(rows, "runs"))
     if found is not None:
-        out.print(_table(found["tried"], "the draft:target ratio"))
+        _print_table(_table(found["tried"], "the draft:target ratio"))
         out.print(f"best: {found['num_drafts']} drafts for {found['num_targets']} targets", end="")
         out.print(f" ({found['reason']})", markup=False)
     report: dict[str, Any] = {"config": _echo(parsed), "rows": rows, "find": found}
@@ -95,6 +97,13 @@ COLUMNS = (
 )
 
 
+def _print_table(table: Table) -> None:
+    """Whole figures, however narrow the terminal is."""
+    from rich.console import Console
+
+    Console(width=max(out.width, TABLE_COLUMNS), highlight=False).print(table)
+
+
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
     varied = [key for key in rows[0].get("varied", {}) if key != "fleet.num_drafts"]
     table = Table(*varied, *(head for head, _ in COLUMNS), title=title)
@@ -130,7 +139,7 @@ def _agree(config: SimulateConfig, path: Path, json_file: Path | None) -> None:
         rates = (f"{item.bench_tokens_per_s:.1f}", f"{item.simulated_tokens_per_s:.1f}")
         color = "green" if item.agrees else "red"
         table.add_row(*values, *rates, f"[{color}]{item.difference:+.1%}[/]")
-    out.print(table)
+    _print_table(table)
     worst = max(comparisons, key=lambda item: abs(item.difference))
     num_apart = sum(not item.agrees for item in comparisons)
     out.print(f"{len(comparisons)} settings, largest difference {worst.difference:+.1%}")
