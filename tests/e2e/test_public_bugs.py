@@ -119,7 +119,7 @@ def test_no_32_and_33_a_perfect_draft_is_always_accepted(folder: Path, temperatu
     sequence = loopback.scheduler._sequences[session_id]
     caps = [*range(1, 9)] * 3 + [0] * 50 + [4] * 200
     for cap in caps:
-        sequence.max_draft = cap
+        sequence.lookahead.asked = cap
         if not loopback.step():
             break
     while loopback.step():

@@ -57,12 +57,12 @@ def test_a_codec_that_raises_something_else_is_found(
 
 def test_a_session_that_trusts_its_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if what a draft proposes were never compared with what the target draws."""
-    end_verify = TargetSession.end_verify
+    commit = TargetSession.commit
 
     def trusting(self: TargetSession, acceptance: object) -> object:
         count = len(self._verifying or ())
-        return end_verify(self, type(acceptance)(count, acceptance.next_token_id))
+        return commit(self, type(acceptance)(count, acceptance.next_token_id))
 
-    monkeypatch.setattr(TargetSession, "end_verify", trusting)
+    monkeypatch.setattr(TargetSession, "commit", trusting)
     with pytest.raises(AssertionError, match="changed"):
         fuzz(1, 5000)
