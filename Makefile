@@ -45,7 +45,7 @@ protos: $(STAMP) ## regenerate services/paceline/rpc/v1 from protos/
 		--python_out=services --pyi_out=services --grpc_python_out=services \
 		--mypy_grpc_out=services $(PROTO)
 
-bench: $(STAMP) ## the orchestration benchmark, a few settings (~3 min): four schemes and their ceiling
+bench: $(STAMP) ## the orchestration benchmark, a few settings (< 3 min): four schemes and their ceiling
 	@mkdir -p out
 	@$(BIN)/paceline bench orchestration --quick --json out/orchestration.json --markdown out/orchestration.md
 

@@ -201,7 +201,8 @@ class FleetPolicy:
             return Demand(0, {"ongoing": context.total_num_requests / per_replica}, {}), True
         targets = fleet.loads
         if not targets:
-            return None
+            # With min_replicas 0 there may be none, and one is needed whatever nobody says.
+            return (Demand(1, {}, {}), False) if context.deployment_name == TARGETS else None
         is_complete = len(targets) == fleet.num_targets
         if context.deployment_name == TARGETS:
             per_replica = context.config.target_ongoing_requests

@@ -95,6 +95,9 @@ class Watcher(Protocol):
     def end(self, outcome: Outcome) -> None: ...
 
 
+MAX_PORT = 65535
+
+
 class LoadClient:
     """Sends requests over one pool of at most `max_connections` connections."""
 
@@ -128,6 +131,8 @@ class LoadClient:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ConfigError(f"{url} is no URL: {error}") from error
+        if (self._http.base_url.port or 0) > MAX_PORT:
+            raise ConfigError(f"{url} is no URL: a port is at most {MAX_PORT}")
 
     async def __aenter__(self) -> LoadClient:
         return self

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.bench_live import write
 from paceline.cli.console import out
 from paceline.errors import PacelineError
 
@@ -40,12 +41,15 @@ def bench_autoscale(
         for phase in autoscale.PHASES
         if (seconds := phase.seconds * stretch)
     ]
+    for path in (json_file, png):
+        if path is not None:
+            write(path, b"", "ab")  # what cannot be written fails now, not after the run
     with started(config, "127.0.0.1", port) as (url, model):
         result = asyncio.run(_run(url, model, phases, max_tokens))
     if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        write(json_file, (json.dumps(result, indent=1) + "\n").encode())
     if png is not None:
-        png.write_bytes(autoscale_plot.picture(result))
+        write(png, autoscale_plot.picture(result))
     summary = result["summary"]
     for name, value in summary.items():
         if name != "phases":

@@ -238,11 +238,11 @@ class Files:
             plots.check()
         for path in (self.json, self.html, self.plots and self.plots / "timeline.png"):
             if path is not None:
-                _write(path, b"", "ab")
+                write(path, b"", "ab")
 
     def write(self, result: Mapping[str, Any]) -> None:
         if self.json is not None:
-            _write(self.json, (json.dumps(result, indent=1) + "\n").encode())
+            write(self.json, (json.dumps(result, indent=1) + "\n").encode())
         if not self.has_pictures:
             return
         from paceline.bench import plots
@@ -251,12 +251,12 @@ class Files:
         pictures = plots.pictures(result)
         for name, png in pictures.items():
             if self.plots is not None:
-                _write(self.plots / f"{name}.png", png)
+                write(self.plots / f"{name}.png", png)
         if self.html is not None:
-            _write(self.html, html_page(result, pictures).encode())
+            write(self.html, html_page(result, pictures).encode())
 
 
-def _write(path: Path, content: bytes, mode: Literal["ab", "wb"] = "wb") -> None:
+def write(path: Path, content: bytes, mode: Literal["ab", "wb"] = "wb") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode) as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -54,6 +54,8 @@ def bench_orchestration(
     from paceline.bench.suites import EFFORTS, SUITES
     from paceline.cli.console import out, status_display
 
+    if quick and suite != "grid":
+        raise ConfigError("--quick and --suite exclude each other")
     name = "quick" if quick else suite
     if name not in SUITES:
         raise ConfigError(f"no suite {name!r}; there are {', '.join(SUITE_NAMES)}")
@@ -67,7 +69,7 @@ def bench_orchestration(
     options = _options(draft_ms, verify_ms, draft_row_ms, row_ms, fan_out, corrections)
     for path in (json_file, markdown_file):
         if path is not None:
-            _write(path, "")  # a path that cannot be written fails now, not in half an hour
+            _write(path, "", "a")  # a path that cannot be written fails now, not in half an hour
     with status_display() as say:
         outcomes = asyncio.run(run_suite(name, SUITES[name](options), effort, say))
         say("")
@@ -110,9 +112,10 @@ def _json(made: list[dict[str, object]]) -> str:
     return json.dumps(made, indent=1) + "\n"
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: Literal["a", "w"] = "w") -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None

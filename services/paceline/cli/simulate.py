@@ -46,6 +46,7 @@ def simulate(
         trace = read_trace(config.parent / arrivals.trace, names)
     from paceline.simulate.results import Study
 
+    _check_writable(json_file)
     with status_display() as show:
         study = Study(trace, lambda what, share: show(_progress(what, share)))
         rows = study.sweep(runs)
@@ -68,6 +69,15 @@ def _progress(what: str, share: float) -> str:
 def _echo(config: SimulateConfig) -> dict[str, Any]:
     data: dict[str, Any] = config.model_dump(mode="json")
     return data
+
+
+def _check_writable(path: Path | None) -> None:
+    """What cannot be written fails now, not after the run."""
+    if path is not None:
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _write(report: dict[str, Any], path: Path | None) -> None:

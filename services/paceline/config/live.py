@@ -61,7 +61,13 @@ def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> N
     """What a replica would say of its `user_config`, before there is one. Raises ValidationError;
     ValueError for a deployment that has no knobs."""
     if deployment == "TargetReplica":
-        LiveTargetConfig.model_validate(user_config).apply(config.speculation)
+        live = LiveTargetConfig.model_validate(user_config)
+        if config.speculation.method == "off" and live.method == "model":
+            raise ValueError(
+                "method: args.speculation.method is off, so there are no draft replicas: set it "
+                "to model there"
+            )
+        live.apply(config.speculation)
     elif deployment == "Controller":
         LiveControllerConfig.model_validate(user_config).apply(config.controller)
     else:

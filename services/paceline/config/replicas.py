@@ -71,7 +71,10 @@ class ControllerConfig(Section):
         1, ge=1, le=64, description="drafts that each target should have, when there are enough"
     )
     max_draft_utilization: float = Field(
-        0.7, gt=0.0, le=1.0, description="busy share of the drafts above which they draft less far"
+        0.7,
+        gt=0.0,
+        le=1.0,
+        description="busy share above which scarce drafts draft less far (README, The fleet)",
     )
 
     @model_validator(mode="after")

@@ -29,7 +29,10 @@ class SpeculationConfig(Section):
         16, ge=1, le=64, description="ceiling of K (<= max_draft_ahead); more is cut to it"
     )
     max_draft_ahead: int = Field(
-        16, ge=1, le=256, description="tokens a draft may be ahead (and never more than 2 K + 1)"
+        16,
+        ge=1,
+        le=256,
+        description="tokens a draft may be ahead (2 K + 1 unless round trips are long)",
     )
     max_fan_out: int = Field(
         0, ge=0, le=4, description="likely corrections that a draft prepares for, per position"

@@ -345,9 +345,9 @@ class DraftTable:
     ) -> None:
         """Results of a pass, in the order of `items`. `cycle_us`: since the pass before ended,
         all that rows cost beside the engine's `draft_us` (None: the draft has stood still)."""
-        self.stats.num_passes += 1
+        self.stats.num_passes += bool(items)
         self.stats.busy_us += draft_us
-        if all(len(item.work.token_ids) == 1 for item in items):
+        if items and all(len(item.work.token_ids) == 1 for item in items):
             self._budget.learn(len(items), draft_us if cycle_us is None else cycle_us)
         for item, outcome in zip(items, outcomes, strict=True):
             entry = self._entries.get(item.key)

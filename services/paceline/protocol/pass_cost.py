@@ -145,7 +145,7 @@ class _Group:
                 low, high = _step_rows(index)
                 shift = step.mean * step.count / (step.count + _STEP_SHRINK)
                 for place in range(max(0, low - first), min(length, high - first)):
-                    values[place] += shift
+                    values[place] = max(floor, values[place] + shift)
         upper = list(accumulate(values, max))
         lower = list(accumulate(reversed(values), min))
         lower.reverse()

@@ -71,7 +71,10 @@ def _is_usable(row: Any) -> bool:
     if not isinstance(name, str) or not (name == NO_DRAFT or OURS.fullmatch(name)):
         return False
     values = [row.get(name) for name in _NEEDED[1:]]
-    return all(isinstance(value, int | float) and value >= 0 for value in values)
+    if not all(isinstance(value, int | float) and value >= 0 for value in values):
+        return False
+    is_count = isinstance(row["batch"], int) and row["batch"] >= 1
+    return is_count and row["tokens_per_s"] > 0 and row.get("acceptance", 0) <= 1
 
 
 def setting(

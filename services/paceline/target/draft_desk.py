@@ -149,11 +149,8 @@ class DraftDesk:
         return self._num_unproven[link_id]
 
     def _move(self, sequence: Sequence, now_us: int) -> None:
-        """Leave a draft that drains for one that can take the sequence, if there is one.
-
-        It is promised to that one now and opened there when what the old one has sent is used up:
-        an open empties the window.
-        """
+        """Leave a draft that drains for one that can take the sequence, if there is one: promised
+        now, opened when what the old one has sent is used up, as an open empties the window."""
         link = self.pool.get(sequence.draft_id)
         if link is None or not link.is_draining or not self.may_open(sequence, now_us):
             return
@@ -163,7 +160,8 @@ class DraftDesk:
         self.counts["moved"] += 1
         self._part(sequence, CloseReason.REPLACED)
         self._lose(sequence, LinkEvent.PEER_LOST)
-        self._assign(sequence, link_id)
+        if self._policy.grant(sequence.lookahead).draft_ahead:
+            self._assign(sequence, link_id)
 
     def try_open(self, sequence: Sequence, now_us: int) -> None:
         """Hand the sequence to the least loaded draft, if it wants one and one is there."""
@@ -183,6 +181,9 @@ class DraftDesk:
         elif session.window_len:
             return  # it has just moved
         sequence.allow(self._policy.grant(sequence.lookahead))
+        if not session.max_draft_ahead:  # with this draft
+            self._detach_sequence(sequence, None)
+            return
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
         sequence.arrivals.clear()  # the window that they describe is emptied
         message = session.reopen(link.hello.max_model_len)
@@ -213,9 +214,8 @@ class DraftDesk:
     def _assign(self, sequence: Sequence, link_id: int) -> None:
         sequence.draft_id = sequence.last_draft_id = link_id
         link, session = self.pool.links()[link_id], sequence.session
-        sequence.lookahead.key = AcceptanceClass.of(
-            link.hello.model_id, session.mode, session.sampling.temperature
-        )
+        key = AcceptanceClass.of(link.hello.model_id, session.mode, session.sampling.temperature)
+        sequence.lookahead.key = key
         if self.pool.assign(link_id, sequence.session.session_id):
             self.counts["probed"] += 1
 
@@ -359,7 +359,8 @@ class DraftDesk:
     def _given_up(self, sequence: Sequence, close: CloseSession, now_us: int) -> None:
         if close.epoch == sequence.session.epoch and sequence.session.is_attached:
             self.counts["given_up"] += 1
-            self._lose(sequence, LinkEvent.PEER_LOST, now_us)
+            rests = not sequence.session.max_draft_ahead  # then it may have been silent for long
+            self._lose(sequence, LinkEvent.PEER_LOST, None if rests else now_us)
 
     # -- losing a draft ---------------------------------------------------------------------
 

@@ -198,9 +198,13 @@ class TargetDriver:
     async def _run(self, plan: PassPlan) -> PassResult | None:
         """None: the pass has failed, and the engine can go on."""
         released = self.scheduler.take_released()
+        running = self.worker.start(released, plan.items)
         try:
-            running = self.worker.start(released, plan.items)
             self._deliver()  # what the pass before has brought, while this one runs
+        except BaseException:
+            running.close()  # our bug: it must not look like a pass that failed
+            raise
+        try:
             return await running
         except (OutOfBlocks, EngineBroken):
             raise
