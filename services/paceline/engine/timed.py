@@ -21,7 +21,7 @@ def sleep_exactly(seconds: float) -> None:
     if seconds > _WAKE_MARGIN_S:
         time.sleep(seconds - _WAKE_MARGIN_S)
     while time.perf_counter() < deadline:
-        os.sched_yield()  # unlike time.sleep(0) it costs no timer; both release the GIL
+        os.sched_yield()  # unlike time.sleep(0) it costs no timer
 
 
 class EngineWrapper:
