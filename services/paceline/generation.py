@@ -58,6 +58,8 @@ class GenerateRequest:
     `num_prompt_logprobs` the same for the prompt's tokens.
     `resumption`: go on where another target was lost; None starts from the prompt.
     `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
+    `adapter`: the LoRA adapter of the target's model to apply; empty: the model itself.
+    `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -73,6 +75,8 @@ class GenerateRequest:
     num_prompt_logprobs: int | None = None
     resumption: Resumption | None = None
     cache_salt: int = 0
+    adapter: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Any
 from paceline.config import ApiKeyConfig, GatewayConfig, ModelConfig, SpeculationConfig
 from paceline.engine.loader import load_engine
 from paceline.gateway.api import build_api
-from paceline.gateway.service import GatewayService
+from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.testing.loopback import Loopback
@@ -130,9 +130,7 @@ class Gateway:
         numbers = iter(range(1 << 60))
         self.service = GatewayService(
             GatewayConfig(max_body_bytes=MAX_BODY_BYTES, api_keys=keys if has_keys else ()),
-            ToyTokenizer(),
-            self.targets,
-            MAX_MODEL_LEN,
+            [ServedModel("toy", ToyTokenizer(), self.targets, MAX_MODEL_LEN)],
             clock=lambda: NOW_S,
             random_hex=lambda: f"{next(numbers):x}",
             random_seed=lambda: 7,

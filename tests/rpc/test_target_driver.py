@@ -16,7 +16,7 @@ from paceline.engine.worker import EngineWorker
 from paceline.errors import RequestError
 from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
-from paceline.gateway.service import GatewayService
+from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.target.driver import TargetDriver
@@ -238,9 +238,7 @@ async def test_a_request_that_breaks_every_engine_costs_two_targets() -> None:
         targets = Targets(drivers)
         gateway = GatewayService(
             GatewayConfig(max_retries=10),
-            ToyTokenizer(),
-            targets,
-            fleet.INFO.max_model_len,
+            [ServedModel("toy", ToyTokenizer(), targets, fleet.INFO.max_model_len)],
             clock=lambda: 0.0,
             random_hex=lambda: "x",
             random_seed=lambda: 1,

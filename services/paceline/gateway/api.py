@@ -14,7 +14,7 @@ from paceline.errors import RequestError
 from paceline.gateway.auth import AuthMiddleware, Keyring
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
-from paceline.gateway.plan import Endpoint, check_model
+from paceline.gateway.plan import Endpoint
 from paceline.gateway.responses import Json, model_body
 from paceline.gateway.service import GatewayService
 
@@ -68,17 +68,18 @@ def _add_generation_routes(app: FastAPI, service: GatewayService) -> None:
 
 
 def _add_model_routes(app: FastAPI, service: GatewayService) -> None:
-    name = service.config.served_model_name
-    served = model_body(name, service.started_s, service.max_model_len)
+    bodies = {
+        name: model_body(name, service.started_s, model.max_model_len)
+        for name, model in service.models.items()
+    }
 
     @app.get("/v1/models")
     async def list_models() -> Json:
-        return {"object": "list", "data": [served]}
+        return {"object": "list", "data": list(bodies.values())}
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Json:
-        check_model(model_id, name)
-        return served
+        return bodies[service.served(model_id).name]
 
 
 def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:

@@ -21,7 +21,7 @@ from paceline.config import GatewayConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.responses import Json
-from paceline.gateway.service import GatewayService
+from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
 
@@ -52,9 +52,14 @@ class Gateway:
         source = model_source if is_builtin else str(models.resolve(model_source))
         self._service = GatewayService(
             config,
-            load_tokenizer(source),
-            ServeTargetClient(target_handle),
-            max_model_len,
+            [
+                ServedModel(
+                    config.served_model_name,
+                    load_tokenizer(source),
+                    ServeTargetClient(target_handle),
+                    max_model_len,
+                )
+            ],
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),

@@ -37,6 +37,8 @@ BODY_TYPES: Mapping[Endpoint, type[GenerationBody]] = {
     Endpoint.COMPLETIONS: CompletionBody,
     Endpoint.CHAT: ChatBody,
 }
+# Of the served models, in the sentence of a 404.
+MAX_NAMED_MODELS = 3
 ID_PREFIXES: Mapping[Endpoint, str] = {Endpoint.COMPLETIONS: "cmpl", Endpoint.CHAT: "chatcmpl"}
 
 
@@ -77,17 +79,27 @@ class Plan:
 
 
 class Planner:
-    """Applies one deployment's limits and defaults."""
+    """Applies the limits and defaults of one served model."""
 
-    def __init__(self, config: GatewayConfig, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        model: str | None = None,
+        adapter: str = "",
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._model = config.served_model_name if model is None else model
+        self._adapter = adapter
 
     def plan(self, body: GenerationBody, request_id: str, random_seed: int) -> Plan:
         """Raises RequestError: 404 for another model, 400 for everything over a limit."""
-        self._check_model(body.model)
-        self.check_num_choices(body)
+        if body.model != self._model:
+            raise model_not_found(body.model, [self._model])
+        check_num_choices(self._config, body)
         self._check_stop(body.stop)
         self._check_logprobs(body)
         self._check_token_ids(body.stop_token_ids, "stop_token_ids")
@@ -98,7 +110,7 @@ class Planner:
         return Plan(
             endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
             request=self._request(body, prompt, request_id, random_seed),
-            model=self._config.served_model_name,
+            model=self._model,
             stop=tuple(dict.fromkeys(body.stop)),
             includes_stop=bool(body.include_stop_str_in_output),
             is_stream=bool(body.stream),
@@ -110,13 +122,6 @@ class Planner:
             prompt_offsets=offsets,
             is_prompt_only=body.requested_max_tokens == 0,
         )
-
-    def check_num_choices(self, body: GenerationBody) -> int:
-        """How many choices the request wants. Raises RequestError for more than ever fit."""
-        limit = min(self._config.max_n, self._config.max_concurrent_requests)
-        if body.num_choices > limit:
-            raise RequestError(f"'n' may be at most {limit} here.", "n", "too_many")
-        return body.num_choices
 
     def _request(
         self, body: GenerationBody, prompt: list[int], request_id: str, random_seed: int
@@ -148,6 +153,7 @@ class Planner:
             n=body.num_choices,
             num_logprobs=body.num_logprobs,
             num_prompt_logprobs=max((num for num in wanted if num is not None), default=None),
+            adapter=self._adapter,
         )
 
     def _echo(self, body: GenerationBody, prompt: list[int]) -> tuple[str | None, tuple[int, ...]]:
@@ -157,9 +163,6 @@ class Planner:
         if body.num_logprobs is None:
             return text, ()
         return text, token_offsets(prompt, text, self._tokenizer)
-
-    def _check_model(self, model: str) -> None:
-        check_model(model, self._config.served_model_name)
 
     def _check_stop(self, stops: list[str]) -> None:
         if len(stops) > self._config.max_stop_strings:
@@ -261,16 +264,25 @@ class Planner:
         )
 
 
-def check_model(model: str, served_model_name: str) -> None:
-    """Raises RequestError (404) for a model that is not served here."""
-    if model != served_model_name:
-        raise RequestError(
-            f"The model '{clip(model, MAX_ECHO_CHARS)}' does not exist; this deployment serves "
-            f"'{served_model_name}'.",
-            "model",
-            "model_not_found",
-            404,
-        )
+def check_num_choices(config: GatewayConfig, body: GenerationBody) -> int:
+    """How many choices the request wants. Raises RequestError for more than ever fit."""
+    limit = min(config.max_n, config.max_concurrent_requests)
+    if body.num_choices > limit:
+        raise RequestError(f"'n' may be at most {limit} here.", "n", "too_many")
+    return body.num_choices
+
+
+def model_not_found(model: str, served: Collection[str]) -> RequestError:
+    """The 404 of a model that is not served here; names some that are."""
+    names = ", ".join(f"'{name}'" for name in list(served)[:MAX_NAMED_MODELS])
+    more = ", ..." if len(served) > MAX_NAMED_MODELS else ""
+    return RequestError(
+        f"The model '{clip(model, MAX_ECHO_CHARS)}' does not exist; this deployment serves "
+        f"{names}{more}.",
+        "model",
+        "model_not_found",
+        404,
+    )
 
 
 def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:

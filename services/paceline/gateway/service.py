@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.config import GatewayConfig
@@ -22,7 +23,14 @@ from paceline.gateway.assembler import RoundText
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.places import Places
-from paceline.gateway.plan import ID_PREFIXES, Endpoint, Plan, Planner
+from paceline.gateway.plan import (
+    ID_PREFIXES,
+    Endpoint,
+    Plan,
+    Planner,
+    check_num_choices,
+    model_not_found,
+)
 from paceline.gateway.tokenizer import Tokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 
@@ -54,15 +62,28 @@ class TargetClient(Protocol):
         """Whether a target would answer a request. May take long; never raises."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What requests with `model: name` get: a pool of targets and how to talk to it.
+
+    `adapter` names a LoRA adapter of the pool's targets; empty: the model itself. Several served
+    models may share a pool, and then its `targets` and `tokenizer`.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    targets: TargetClient
+    max_model_len: int
+    adapter: str = ""
+
+
 class GatewayService:
-    """One gateway process's work in progress."""
+    """One gateway process's work in progress. `models`: at least one, names distinct."""
 
     def __init__(
         self,
         config: GatewayConfig,
-        tokenizer: Tokenizer,
-        targets: TargetClient,
-        max_model_len: int,
+        models: Sequence[ServedModel],
         *,
         clock: Callable[[], float],
         random_hex: Callable[[], str],
@@ -70,11 +91,14 @@ class GatewayService:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.config = config
-        self.max_model_len = max_model_len
+        self.models = {model.name: model for model in models}
         self.started_s = int(clock())
-        self._tokenizer = tokenizer
-        self._targets = targets
-        self._planner = Planner(config, tokenizer, max_model_len)
+        self._planners = {
+            model.name: Planner(
+                config, model.tokenizer, model.max_model_len, model.name, model.adapter
+            )
+            for model in models
+        }
         self._clock = clock
         self._random_hex = random_hex
         self._random_seed = random_seed
@@ -97,7 +121,7 @@ class GatewayService:
 
         Not from its first byte: bodies that never come would keep everybody else out.
         """
-        with self.room.take(self._planner.check_num_choices(body)):
+        with self.room.take(check_num_choices(self.config, body)):
             yield
 
     @property
@@ -105,13 +129,21 @@ class GatewayService:
         """Places that are taken."""
         return self.room.num_taken
 
+    def served(self, name: str) -> ServedModel:
+        """Raises RequestError (404) for a model that is not served here."""
+        if name not in self.models:
+            raise model_not_found(name, self.models)
+        return self.models[name]
+
     async def plan(self, endpoint: Endpoint, body: GenerationBody) -> Plan:
+        """Raises RequestError: 404 for an unknown model, 400 for everything over a limit."""
+        planner = self._planners[self.served(body.model).name]
         request_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
         # Tokenizing a long prompt takes milliseconds: not on the event loop.
-        return await asyncio.to_thread(self._planner.plan, body, request_id, self._random_seed())
+        return await asyncio.to_thread(planner.plan, body, request_id, self._random_seed())
 
     def answer(self, plan: Plan) -> Answer:
-        return Answer(plan, self._tokenizer)
+        return Answer(plan, self.models[plan.model].tokenizer)
 
     def now_s(self) -> int:
         return int(self._clock())
@@ -124,10 +156,10 @@ class GatewayService:
         and tokens are the same, so is the text. A lost try's stream is never read again.
         """
         failover = Failover(plan.request, self.config.max_retries)
-        request = plan.request
+        request, targets = plan.request, self.models[plan.model].targets
         while True:
             try:
-                async with aclosing(self._rounds_of(request, answer, failover)) as rounds:
+                async with aclosing(self._rounds_of(targets, request, answer, failover)) as rounds:
                     async for item in rounds:
                         yield item
                 return
@@ -142,10 +174,10 @@ class GatewayService:
             request = attempt.request
 
     async def _rounds_of(
-        self, request: GenerateRequest, answer: Answer, failover: Failover
+        self, targets: TargetClient, request: GenerateRequest, answer: Answer, failover: Failover
     ) -> AsyncGenerator[RoundText, None]:
         """One try."""
-        stream = self._targets.generate(request)
+        stream = targets.generate(request)
         deltas = aiter(stream)
         failure: RequestError | None = None
         try:
@@ -160,7 +192,7 @@ class GatewayService:
                     return
                 if item.finish_reason and answer.is_at_target(item.choice):
                     # A stop string: the other choices go on.
-                    self._begin_abort(request.request_id, item.choice)
+                    self._begin_abort(targets, request.request_id, item.choice)
             if not answer.is_over:
                 raise target_lost()
         except RequestError as error:
@@ -174,7 +206,7 @@ class GatewayService:
             if not answer.is_over and not has_let_go(failure):
                 stream.cancel()
                 is_lost = failure is not None and failure.code == TARGET_LOST
-                self._begin_abort(request.request_id, is_lost=is_lost)
+                self._begin_abort(targets, request.request_id, is_lost=is_lost)
 
     async def _next_delta(self, deltas: AsyncIterator[RoundDelta | None]) -> RoundDelta | None:
         """The next news, or None at the stream's end. Raises RequestError (503) for a target that
@@ -194,7 +226,12 @@ class GatewayService:
                 return delta
 
     def _begin_abort(
-        self, request_id: str, choice: int | None = None, *, is_lost: bool = False
+        self,
+        targets: TargetClient,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        is_lost: bool = False,
     ) -> None:
         aborts = self._lost_aborts if is_lost else self._aborts
         if is_lost and len(aborts) >= self.config.max_concurrent_requests:
@@ -202,14 +239,16 @@ class GatewayService:
             return
         num_places = 0 if is_lost else 1
         self.room.num_taken += num_places
-        task = asyncio.ensure_future(self._abort(request_id, choice, num_places))
+        task = asyncio.ensure_future(self._abort(targets, request_id, choice, num_places))
         aborts.add(task)
         task.add_done_callback(aborts.discard)
 
-    async def _abort(self, request_id: str, choice: int | None, num_places: int) -> None:
+    async def _abort(
+        self, targets: TargetClient, request_id: str, choice: int | None, num_places: int
+    ) -> None:
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._targets.abort(request_id, choice)
+                await targets.abort(request_id, choice)
         except TimeoutError:
             logger.warning("request %s: no target confirmed the abort", request_id)
         finally:
@@ -234,9 +273,11 @@ class GatewayService:
             raise RequestError("No target is ready.", None, "not_ready", 503, 1)
 
     async def _probe_targets(self) -> bool:
+        """Every pool has a target that would answer."""
+        pools = {id(model.targets): model.targets for model in self.models.values()}
         try:
             async with asyncio.timeout(self.config.ready_timeout_s):
-                return await self._targets.ready()
+                return all(await asyncio.gather(*(pool.ready() for pool in pools.values())))
         except TimeoutError:
             return False
 

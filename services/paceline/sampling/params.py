@@ -15,6 +15,7 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_GRAMMAR_CHARS = 128 << 10
 
 
 class VerificationMode(StrEnum):
@@ -28,10 +29,10 @@ class VerificationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Processors run in this order: penalties, logit bias, min tokens (all three on the model's
-    own logits), temperature, top-k, top-p, min-p.
+    """Processors run in this order: penalties, logit bias, grammar, min tokens (all four on the
+    model's own logits), temperature, top-k, top-p, min-p.
 
-    `temperature` 0 means greedy: argmax after the first three, lowest id on ties; top-k, top-p
+    `temperature` 0 means greedy: argmax after the first four, lowest id on ties; top-k, top-p
     and min-p cannot change it. Between 0 and MIN_TEMPERATURE there is nothing.
     `repetition_penalty` divides positive and multiplies other logits of every id in prompt or
     output; `frequency_penalty` is taken off once per occurrence in the output,
@@ -40,8 +41,9 @@ class SamplingParams:
     are generated, `stop_token_ids` (whatever would end the sequence) cannot be chosen.
     `top_k` 0 keeps all ids; ties with the k-th logit are kept. `top_p` keeps the smallest
     descending set whose probability reaches it. `min_p` keeps what is at least that share of the
-    most likely token. `seed` is u64, `choice` the index of `n > 1` completions; both key the
-    noise.
+    most likely token. With a `grammar` (as llguidance serializes it; empty: none) only ids that
+    it allows after the output so far can be chosen. `seed` is u64, `choice` the index of `n > 1`
+    completions; both key the noise.
     """
 
     temperature: float = 1.0
@@ -56,6 +58,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    grammar: str = ""
 
     def __post_init__(self) -> None:
         self._check_law()
@@ -95,6 +98,8 @@ class SamplingParams:
             raise ValueError("logit_bias needs distinct token ids in ascending order")
         if not all(abs(bias) <= MAX_LOGIT_BIAS for _, bias in self.logit_bias):
             raise ValueError(f"a logit bias must be in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]")
+        if len(self.grammar) > MAX_GRAMMAR_CHARS:
+            raise ValueError(f"a grammar may have at most {MAX_GRAMMAR_CHARS} characters")
         if not 0 <= self.min_tokens < 2**31:
             raise ValueError(f"min_tokens must be >= 0, got {self.min_tokens}")
         if not all(0 <= token_id < 2**31 for token_id in self.stop_token_ids):
@@ -110,12 +115,13 @@ class SamplingParams:
         )
 
     def is_adjusting(self, num_output_tokens: int) -> bool:
-        """Whether penalties, logit bias or min tokens can change the logits after so many tokens.
+        """Whether penalties, logit bias, a grammar or min tokens can change the logits after so
+        many tokens.
 
         If not, the law does not depend on the history and nobody needs to keep one.
         """
         is_held_back = num_output_tokens < self.min_tokens and bool(self.stop_token_ids)
-        return self.has_penalties or bool(self.logit_bias) or is_held_back
+        return bool(self.has_penalties or self.logit_bias or self.grammar or is_held_back)
 
     @property
     def is_greedy(self) -> bool:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from paceline.config import GatewayConfig
 from paceline.gateway.api import build_api
-from paceline.gateway.service import GatewayService
+from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import Tokenizer, ToyTokenizer
 from paceline.generation import (
     FinishReason,
@@ -97,15 +97,21 @@ class Harness:
     """One gateway, its fake targets and a client."""
 
     def __init__(
-        self, max_model_len: int = 64, tokenizer: Tokenizer | None = None, **limits: Any
+        self,
+        max_model_len: int = 64,
+        tokenizer: Tokenizer | None = None,
+        more_models: Sequence[ServedModel] = (),
+        **limits: Any,
     ) -> None:
         self.targets = FakeTargets()
         self.pauses: list[float] = []
+        config = GatewayConfig(**limits)
+        model = ServedModel(
+            config.served_model_name, tokenizer or ToyTokenizer(), self.targets, max_model_len
+        )
         self.service = GatewayService(
-            GatewayConfig(**limits),
-            tokenizer or ToyTokenizer(),
-            self.targets,
-            max_model_len,
+            config,
+            [model, *more_models],
             clock=lambda: NOW_S,
             random_hex=lambda: f"{len(self.targets.requests)}",
             random_seed=lambda: RANDOM_SEED,

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,7 +54,8 @@ class Talker:
 def talking(make_harness: Any, round_of: RoundOf) -> Callable[..., Any]:
     def make(**limits: Any) -> Any:
         harness = make_harness(**limits)
-        harness.service._targets = Talker(round_of)
+        model = harness.service.models["toy"]
+        harness.service.models["toy"] = replace(model, targets=Talker(round_of))
         return harness
 
     return make
@@ -92,7 +94,7 @@ async def test_no_round_is_made_that_nobody_takes(
     """The client takes so many messages (the head, then rounds) and stops."""
     caplog.set_level(logging.INFO)
     harness = talking(write_timeout_s=WRITE_TIMEOUT_S)
-    talker = harness.service._targets
+    talker = harness.service.models["toy"].targets
     exchange = begin_slow(harness, num_taken)
     await exchange.is_stuck.wait()
     await turns()
@@ -114,13 +116,13 @@ async def test_a_reader_that_goes_on_misses_nothing(
     exchange = begin_slow(harness, 3)
     await exchange.is_stuck.wait()
     await turns()
-    assert harness.service._targets.num_pulled == 3
+    assert harness.service.models["toy"].targets.num_pulled == 3
     exchange.is_reading.set()
     await exchange.task
     events = events_of(exchange.body.decode())
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "x" * 50
     assert events[-1] == "[DONE]"
-    assert harness.service._targets.aborts == []
+    assert harness.service.models["toy"].targets.aborts == []
 
 
 async def test_slow_is_not_stalled(talking: Callable[..., Any], skip: Skip) -> None:
