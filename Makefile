@@ -7,11 +7,12 @@ SEEDS ?= 2000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := $(VENV)/.clients
 PROTO := paceline/rpc/v1/speculation.proto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve models test lint protos bench chaos chaos-sim clean
+.PHONY: help demo serve models browser test lint protos bench chaos chaos-sim clean
 
 help: ## show this list
 	@echo "Paceline: speculative decoding as a distributed service. Usage: make TARGET"
@@ -27,8 +28,13 @@ serve: $(STAMP) ## serve SmolLM2-135M on 127.0.0.1 (PORT=8000) until Ctrl-C
 models: $(STAMP) ## download and convert the demo models into the cache folder
 	@$(BIN)/paceline models fetch
 
+browser: ## install Chromium for the page's tests, where there is none (Debian, Ubuntu; as root)
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install chromium >/dev/null; } \
+		|| { echo "no Chromium, and apt-get cannot install it: install one by hand" >&2; exit 1; }
+
 # Two processes: Ray forks its daemons, and a fork is not safe beside the gRPC threads of other tests.
-test: $(STAMP) ## run the tests
+test: $(STAMP) $(CLIENTS) ## run the tests
 	@$(BIN)/python -m pytest -n 2 -m "not serve"
 	@$(BIN)/python -m pytest -m serve
 
@@ -67,4 +73,8 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "python3 -m venv failed: install the python3-venv package" >&2; exit 1; }
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(CLIENTS): pyproject.toml $(STAMP)
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --editable '.[clients]'
 	@touch $@

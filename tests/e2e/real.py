@@ -18,7 +18,8 @@ from paceline.cli.fetch import fetch
 from paceline.config import ModelConfig, SpeculationConfig
 from paceline.engine.base import Engine
 from paceline.engine.loader import load_source
-from paceline.gateway.tokenizer import ChatMessage, load_tokenizer
+from paceline.gateway.chat import ChatMessage
+from paceline.gateway.tokenizer import load_tokenizer
 from paceline.generation import GenerateRequest, SpeculationRequest
 from paceline.sampling.params import SamplingParams
 from paceline.testing.loopback import Loopback, Run

@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from paceline.gateway.openai import ChatBody, CompletionBody, SpeculationOptions, StreamOptions
+from paceline.gateway.chat import ChatBody
+from paceline.gateway.openai import CompletionBody, SpeculationOptions, StreamOptions
 from paceline.gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -15,8 +15,9 @@ from typing import Any
 
 from paceline import models
 from paceline.errors import RequestError
+from paceline.gateway.chat import ChatMessage
 from paceline.gateway.text import IncrementalDetokenizer, Segment, StopStringFilter, TextStream
-from paceline.gateway.tokenizer import ChatMessage, ToyTokenizer, load_tokenizer
+from paceline.gateway.tokenizer import ToyTokenizer, load_tokenizer
 from paceline.generation import TokenOrigin
 
 ALPHABETS = (

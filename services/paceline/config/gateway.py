@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from paceline.config.section import Section
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+# Scheme and host, as a browser's Origin header has them: no path, no slash at the end.
+ORIGIN = re.compile(
+    r"\*|https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?|https?://\[[0-9a-f:]{2,45}\](:[0-9]{1,5})?"
+)
 
 
 class ApiKeyConfig(Section):
@@ -80,6 +84,32 @@ class GatewayConfig(Section):
     )
     request_timeout_s: float = Field(
         600.0, gt=0, description="longest life of one request in seconds; then a clean error"
+    )
+    keepalive_interval_s: float = Field(
+        10.0, gt=0, description="a stream that has nothing to say for so long sends a comment"
+    )
+    public_metrics: bool = Field(False, description="/metrics answers without an API key")
+    playground: bool = Field(True, description="the page at / that shows speculation at work")
+    cors_allow_origins: tuple[str, ...] = Field(
+        (), max_length=64, description="web origins that may call from a browser; ['*']: any"
+    )
+
+    @field_validator("cors_allow_origins", mode="before")
+    @classmethod
+    def _origins(cls, origins: Any) -> Any:
+        listed = origins if isinstance(origins, list | tuple) else [None]
+        if not all(isinstance(item, str) and ORIGIN.fullmatch(item) for item in listed):
+            raise ValueError("a list of origins such as https://example.com, or ['*']")
+        return origins
+
+    max_grammar_bytes: int = Field(
+        64 << 10, ge=64, le=128 << 10, description="form of an answer (schema, tools) as a grammar"
+    )
+    chat_template: str | None = Field(
+        None, description="file with a chat template (Jinja) in place of the model's own"
+    )
+    tool_call_format: Literal["auto", "hermes", "llama3_json"] = Field(
+        "auto", description="how the model writes tool calls; auto: what its template shows"
     )
 
     @field_validator("api_keys", mode="before")

@@ -13,6 +13,7 @@ from paceline.errors import RequestError
 from paceline.gateway.assembler import Assembler, EndRules, RoundText, Usage, Vocabulary
 from paceline.gateway.logprobs import TokenEntry, prompt_entries
 from paceline.gateway.plan import Plan
+from paceline.gateway.tools import ToolMode
 from paceline.generation import FinishReason, RoundDelta
 
 
@@ -25,7 +26,11 @@ class Answer:
         self._vocabulary = vocabulary
         self.usage = Usage(plan.num_prompt_tokens)
         rules = EndRules(
-            request.sampling.min_tokens, plan.includes_stop, frozenset(request.stop_token_ids)
+            request.sampling.min_tokens,
+            plan.includes_stop,
+            frozenset(request.stop_token_ids),
+            plan.output,
+            plan.tool_mode is not ToolMode.NAMED,
         )
         self._choices = [
             Assembler(

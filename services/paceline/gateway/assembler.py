@@ -8,16 +8,21 @@ target and no other choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from paceline.gateway.logprobs import TokenBytes, TokenEntry, token_entry
+from paceline.gateway.output_parser import OutputFormat, OutputParser, Part
 from paceline.gateway.text import Segment, TextStream, TokenDecoder
 from paceline.generation import FinishReason, RoundDelta
 
 
 class Vocabulary(TokenDecoder, TokenBytes, Protocol):
     """What an answer needs from a tokenizer."""
+
+
+# As clients see it: the target knows nothing of calls.
+ShownFinishReason = FinishReason | Literal["tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +33,19 @@ class RoundText:
     or the client's stop token id that ended it, None for an EOS or the length. `entries`, when
     log-probabilities were asked for: one for every token that counts, those of a stop string and
     an EOS included. `prompt_entries`, only in the first round of choice 0 of a request that asked
-    for the prompt's: makes them (slow for a long prompt; call it in a thread).
+    for the prompt's: makes them (slow for a long prompt; call it in a thread). `parts`: the text
+    taken apart, where it may hold more than content; it may lag behind the segments. `usage`: the
+    counts, which go on growing.
     """
 
     delta: RoundDelta
     segments: tuple[Segment, ...]
-    finish_reason: FinishReason | None
+    finish_reason: ShownFinishReason | None
     stop_reason: str | int | None = None
     entries: tuple[TokenEntry, ...] = ()
     prompt_entries: Callable[[], tuple[TokenEntry, ...]] | None = None
+    parts: tuple[Part, ...] | None = None
+    usage: Usage | None = None
 
     @property
     def choice(self) -> int:
@@ -84,11 +93,15 @@ class EndRules:
     No stop string ends a choice within the text of its first `min_tokens` tokens.
     `includes_stop`: the stop string, or the token that ended the choice, is part of the text.
     `stop_token_ids` are the client's; the target obeys them, here they are only recognized.
+    `output`: what the text may hold. `names_calls`: a choice that made a call and was not cut off
+    ends by "tool_calls" (not where the client chose the call itself).
     """
 
     min_tokens: int = 0
     includes_stop: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    output: OutputFormat = field(default_factory=OutputFormat)
+    names_calls: bool = True
 
 
 class Assembler:
@@ -108,7 +121,8 @@ class Assembler:
         self._rules = rules
         self._num_logprobs = num_logprobs
         self.usage = usage or Usage(num_prompt_tokens)
-        self.finish_reason: FinishReason | None = None
+        self._parser = None if rules.output.is_plain else OutputParser(rules.output)
+        self.finish_reason: ShownFinishReason | None = None
 
     def receive_round(self, delta: RoundDelta) -> RoundText:
         """Call for every round until `finish_reason` is set, never after."""
@@ -119,9 +133,26 @@ class Assembler:
         if delta.finish_reason and not self._text.is_stopped:
             segments += self._text.finish()
         self.finish_reason = "stop" if self._text.is_stopped else delta.finish_reason
+        parts = self._parts(segments) if self._parser else None
         return RoundText(
-            delta, tuple(segments), self.finish_reason, self._stop_reason(delta), tuple(entries)
+            delta,
+            tuple(segments),
+            self.finish_reason,
+            self._stop_reason(delta),
+            tuple(entries),
+            parts=parts,
+            usage=self.usage,
         )
+
+    def _parts(self, segments: Sequence[Segment]) -> tuple[Part, ...]:
+        assert self._parser is not None
+        parts = self._parser.push("".join(segment.text for segment in segments))
+        if self.finish_reason:
+            parts += self._parser.finish()
+            is_called = self._parser.num_calls > 0 and self._rules.names_calls
+            if is_called and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        return tuple(parts)
 
     def _receive_tokens(self, delta: RoundDelta) -> tuple[list[Segment], list[TokenEntry]]:
         # A sequence that the target ended by "stop" ends in its EOS, which is counted but is no

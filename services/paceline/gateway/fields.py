@@ -6,10 +6,12 @@ PydanticCustomError with a sentence. Knows no tokenizer and no limits of a deplo
 
 from __future__ import annotations
 
+import json
 import re
 
 from pydantic_core import PydanticCustomError
 
+from paceline.gateway.tools import is_too_deep
 from paceline.sampling.params import MAX_LOGIT_BIAS
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -45,8 +47,8 @@ def prompt(value: object) -> object:
 
 
 def content(value: object) -> object:
-    """A string, or text parts, which are joined by line breaks as vLLM does."""
-    if isinstance(value, str):
+    """A string, or text parts, which are joined by line breaks as vLLM does; null is none."""
+    if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content", "It must be a string or a list of text parts.")
@@ -92,3 +94,51 @@ def token_id_list(value: object) -> object:
 def false_is_none(value: object) -> object:
     """Clients that know chat's `logprobs` send false where completions have a number."""
     return None if value is False else value
+
+
+def null_is_empty(value: object) -> object:
+    return [] if value is None else value
+
+
+def json_or_none(text: str) -> object:
+    """What the text holds; None, too, where it is no JSON or nested too deep."""
+    try:
+        value: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if is_too_deep(value) else value
+
+
+def tool_choice(value: object) -> object:
+    """(mode, names): one of ToolMode's or "none"; names restrict the functions, () does not."""
+    if value is None or value in ("none", "auto", "required"):
+        return value and (value, ())
+    if isinstance(value, dict):
+        if value.get("type") == "function" and set(value) == {"type", "function"}:
+            name = _function_name(value)
+            if name is not None:
+                return "named", (name,)
+        if value.get("type") == "allowed_tools" and set(value) == {"type", "allowed_tools"}:
+            return _allowed_tools(value["allowed_tools"])
+    raise PydanticCustomError(
+        "tool_choice",
+        "It must be 'none', 'auto', 'required', or an object that names a function of 'tools'.",
+    )
+
+
+def _allowed_tools(value: object) -> object:
+    if isinstance(value, dict) and set(value) == {"mode", "tools"}:
+        tools = value["tools"] if isinstance(value["tools"], list) else []
+        names = tuple(_function_name(tool) for tool in tools)
+        if value["mode"] in ("auto", "required") and names and None not in names:
+            return value["mode"], names
+    raise PydanticCustomError(
+        "tool_choice", "'allowed_tools' has a 'mode', 'auto' or 'required', and a list of 'tools'."
+    )
+
+
+def _function_name(value: object) -> str | None:
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    is_alone = isinstance(function, dict) and set(function) == {"name"}
+    return name if is_alone and isinstance(name, str) else None

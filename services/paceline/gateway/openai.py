@@ -23,15 +23,9 @@ from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from paceline.errors import RequestError
 from paceline.gateway import fields
-from paceline.gateway.parameters import (
-    CHAT_NEUTRAL,
-    COMPLETION_NEUTRAL,
-    MESSAGE_NEUTRAL,
-    NeutralParameter,
-    drop_neutral,
-)
+from paceline.gateway.parameters import COMPLETION_NEUTRAL, NeutralParameter, drop_neutral
 from paceline.gateway.sentences import reason as reason_of
-from paceline.gateway.tokenizer import ChatMessage
+from paceline.gateway.structured import StructuredFields
 from paceline.sampling.params import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -46,7 +40,7 @@ MAX_NAMES = 4096
 _MAX_INT32 = 2**31 - 1
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """Extra fields fail, types are strict, NaN and infinities are not numbers."""
 
     model_config = ConfigDict(
@@ -54,13 +48,15 @@ class _Body(BaseModel):
     )
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool | None = None
+    # vLLM's: every chunk has the counts so far.
+    continuous_usage_stats: bool | None = None
     # OpenAI pads chunks against traffic analysis when true; we do not.
     include_obfuscation: Literal[False] | None = None
 
 
-class SpeculationOptions(_Body):
+class SpeculationOptions(Body):
     """Our extension: how speculation works for this request, and whether to show it."""
 
     method: Literal["model", "off"] | None = None
@@ -74,7 +70,7 @@ _Penalty = Annotated[float | None, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 _Count = Annotated[int | None, Field(ge=0, le=_MAX_INT32)]
 
 
-class GenerationBody(_Body):
+class GenerationBody(Body):
     """What both endpoints share. None is OpenAI's null: the default."""
 
     neutral: ClassVar[Mapping[str, NeutralParameter]] = {}
@@ -101,6 +97,13 @@ class GenerationBody(_Body):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: _Count = None
+    # Read by `structured`, which says what is wrong with them.
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
     speculation: SpeculationOptions | None = None
 
     @field_validator("temperature")
@@ -141,6 +144,27 @@ class GenerationBody(_Body):
             "'speculation.mode' '{mode}' does not fit the temperature: 0 needs 'greedy', any "
             "other one of the other modes.",
             {"mode": mode},
+        )
+
+    @model_validator(mode="after")
+    def _grammar_can_end(self) -> Self:
+        """Where the grammar allows nothing more, only an EOS can come."""
+        if self.ignore_eos and self.structured != StructuredFields():
+            raise PydanticCustomError(
+                "ignore_eos", "'ignore_eos' contradicts structured output, which ends by an EOS."
+            )
+        return self
+
+    @property
+    def structured(self) -> StructuredFields:
+        """What the answer's form must be."""
+        return StructuredFields(
+            self.response_format,
+            self.guided_json,
+            self.guided_regex,
+            self.guided_choice,
+            self.guided_grammar,
+            self.structured_outputs,
         )
 
     @property
@@ -191,62 +215,7 @@ class CompletionBody(GenerationBody):
         return self.logprobs
 
 
-class MessageBody(_Body):
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(fields.content)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _neutral_fields(cls, body: object) -> object:
-        return drop_neutral(body, MESSAGE_NEUTRAL)
-
-
-class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
-
-    neutral: ClassVar[Mapping[str, NeutralParameter]] = CHAT_NEUTRAL
-
-    # The first bad message is the only one that is reported: do not look for half a million.
-    messages: list[MessageBody] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT32)
-    logprobs: bool | None = None
-    top_logprobs: _Count = None
-
-    @model_validator(mode="after")
-    def _logprobs_are_asked_for(self) -> Self:
-        if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError(
-                "top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise PydanticCustomError(
-                "max_tokens", "'max_tokens' and 'max_completion_tokens' contradict each other."
-            )
-        return self
-
-    @property
-    def requested_max_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def max_tokens_param(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def turns(self) -> list[ChatMessage]:
-        return [ChatMessage(message.role, message.content) for message in self.messages]
-
-
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 def parse_body(raw: bytes, body_type: type[BodyT]) -> BodyT:

@@ -45,7 +45,6 @@ def _text(max_chars: int) -> NeutralParameter:
 
 
 _EMPTY_LIST = NeutralParameter(lambda value: value == [], "an empty list")
-_BOOLEAN = NeutralParameter(lambda value: isinstance(value, bool), "a boolean")
 
 
 def _is_metadata(value: object) -> bool:
@@ -79,13 +78,16 @@ COMPLETION_NEUTRAL: Mapping[str, NeutralParameter] = {
 CHAT_NEUTRAL: Mapping[str, NeutralParameter] = {
     **_SHARED,
     "store": _one_of(False),
-    "response_format": _one_of({"type": "text"}),
+    # Hints of what will be asked or answered: a matter of speed and price alone.
+    "prediction": NeutralParameter(lambda value: isinstance(value, dict), "an object"),
+    "prompt_cache_options": NeutralParameter(lambda value: isinstance(value, dict), "an object"),
+    "prompt_cache_retention": _text(64),
+    "verbosity": _one_of("medium"),
+    "audio": _one_of(None),
+    "web_search_options": _one_of(None),
+    "moderation": _one_of(None),
+    "reasoning_effort": _one_of(None),
     "modalities": _one_of(["text"]),
-    "tools": _EMPTY_LIST,
-    # Without tools "auto" calls none.
-    "tool_choice": _one_of("none", "auto"),
-    # Without tools there is nothing to call in parallel.
-    "parallel_tool_calls": _BOOLEAN,
     "functions": _EMPTY_LIST,
     "function_call": _one_of("none"),
 }
@@ -94,7 +96,6 @@ CHAT_NEUTRAL: Mapping[str, NeutralParameter] = {
 MESSAGE_NEUTRAL: Mapping[str, NeutralParameter] = {
     "refusal": _one_of(""),
     "annotations": _EMPTY_LIST,
-    "tool_calls": _EMPTY_LIST,
     "function_call": _one_of(None),
     "audio": _one_of(None),
 }

@@ -7,21 +7,25 @@ target and no clock; ids and seeds of requests come in as arguments.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from paceline.config import GatewayConfig
 from paceline.errors import ContextLengthError, RequestError
+from paceline.gateway.chat import ChatBody, ToolOffer
 from paceline.gateway.echo import token_offsets
 from paceline.gateway.openai import (
     MAX_ECHO_CHARS,
-    ChatBody,
+    MAX_SENTENCE_CHARS,
     CompletionBody,
     GenerationBody,
     SpeculationOptions,
     clip,
 )
+from paceline.gateway.output_grammar import after_reasoning, form_grammar
+from paceline.gateway.output_parser import OutputFormat
 from paceline.gateway.tokenizer import Tokenizer
+from paceline.gateway.tools import ToolMode
 from paceline.generation import GenerateRequest, SpeculationRequest
 from paceline.sampling.params import MAX_SEED, SamplingParams, VerificationMode
 
@@ -63,6 +67,11 @@ class Plan:
     prompt_offsets: tuple[int, ...] = ()
     # The prompt was only to be echoed: the token that the target makes is dropped.
     is_prompt_only: bool = False
+    # vLLM's: every chunk of a stream has the counts so far.
+    continuous_usage: bool = False
+    # What the text of a choice may hold beside content, and how the client chose among tools.
+    output: OutputFormat = field(default_factory=OutputFormat)
+    tool_mode: ToolMode | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -76,6 +85,10 @@ class Plan:
     def salted(self, cache_salt: int) -> Plan:
         """The same, finding only prompts with this salt in the prefix cache."""
         return replace(self, request=replace(self.request, cache_salt=cache_salt))
+
+    def traced(self, traceparent: str) -> Plan:
+        """The same, as a part of this trace."""
+        return replace(self, request=replace(self.request, traceparent=traceparent))
 
 
 class Planner:
@@ -104,12 +117,21 @@ class Planner:
         self._check_logprobs(body)
         self._check_token_ids(body.stop_token_ids, "stop_token_ids")
         self._check_token_ids(body.logit_bias, "logit_bias")
+        offer = body.offer if isinstance(body, ChatBody) else None
+        if offer is not None and self._tokenizer.tool_format is None:
+            raise RequestError(
+                "This model's chat template has no tools.", "tools", "unsupported_parameter"
+            )
+        form = form_grammar(body.structured, offer, self._tokenizer.tool_format)
+        self._check_grammar(form, "tools" if offer else body.structured.first or "messages")
         prompt = self._prompt_token_ids(body)
         echo, offsets = self._echo(body, prompt)
+        output = self._output(body, offer, prompt)
+        grammar = after_reasoning(form, output)
         options = body.stream_options
         return Plan(
             endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
-            request=self._request(body, prompt, request_id, random_seed),
+            request=self._request(body, prompt, grammar, request_id, random_seed),
             model=self._model,
             stop=tuple(dict.fromkeys(body.stop)),
             includes_stop=bool(body.include_stop_str_in_output),
@@ -121,10 +143,51 @@ class Planner:
             echo=echo,
             prompt_offsets=offsets,
             is_prompt_only=body.requested_max_tokens == 0,
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            output=output,
+            tool_mode=offer.mode if offer else None,
         )
 
+    def _output(
+        self, body: GenerationBody, offer: ToolOffer | None, prompt: list[int]
+    ) -> OutputFormat:
+        if not isinstance(body, ChatBody):
+            return OutputFormat()
+        has_reasoning = self._tokenizer.has_reasoning
+        return OutputFormat(
+            self._tokenizer.tool_format if offer else None,
+            frozenset(function.name for function in offer.functions) if offer else frozenset(),
+            has_reasoning,
+            has_reasoning and self._tokenizer.ends_in_reasoning(prompt),
+        )
+
+    def _check_grammar(self, grammar: str, param: str) -> None:
+        """Raises RequestError for a grammar that the tokenizer cannot follow."""
+        if not grammar:
+            return
+        limit = self._config.max_grammar_bytes
+        if len(grammar.encode(errors="replace")) > limit:
+            raise RequestError(
+                f"The grammar of '{param}' is larger than {limit} bytes.", param, "too_long"
+            )
+        try:
+            self._tokenizer.check_grammar(grammar)
+        except ValueError as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(
+                clip(f"'{param}' cannot be followed: {reason}", MAX_SENTENCE_CHARS - 1).rstrip(".")
+                + ".",
+                param,
+                "invalid_value",
+            ) from error
+
     def _request(
-        self, body: GenerationBody, prompt: list[int], request_id: str, random_seed: int
+        self,
+        body: GenerationBody,
+        prompt: list[int],
+        grammar: str,
+        request_id: str,
+        random_seed: int,
     ) -> GenerateRequest:
         max_tokens = self._max_tokens(body, len(prompt))
         if body.min_tokens is not None and body.min_tokens > max_tokens:
@@ -141,7 +204,7 @@ class Planner:
             prompt_token_ids=tuple(prompt),
             # For a prompt that is only echoed the target makes one token, which nobody sees.
             max_tokens=max(max_tokens, 1),
-            sampling=_sampling(body, random_seed),
+            sampling=_sampling(body, random_seed, grammar),
             stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
             speculation=SpeculationRequest(
                 method=speculation.method or "model",
@@ -217,8 +280,10 @@ class Planner:
             limit = self._config.max_messages
             raise RequestError(f"At most {limit} messages are allowed.", "messages", "too_many")
         turns = body.turns
-        self._check_bytes(sum(len(turn.content.encode()) for turn in turns), "messages")
-        return self._tokenizer.encode_chat(turns)
+        num_bytes = sum(len((turn.content or "").encode()) for turn in turns)
+        self._check_bytes(num_bytes, "messages")
+        functions = body.offer.functions if body.offer else ()
+        return self._tokenizer.encode_chat(turns, functions, body.chat_template_kwargs)
 
     def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -285,7 +350,7 @@ def model_not_found(model: str, served: Collection[str]) -> RequestError:
     )
 
 
-def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
+def _sampling(body: GenerationBody, random_seed: int, grammar: str) -> SamplingParams:
     seed = random_seed if body.seed is None else body.seed
     return SamplingParams(
         temperature=body.effective_temperature,
@@ -298,4 +363,5 @@ def _sampling(body: GenerationBody, random_seed: int) -> SamplingParams:
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         logit_bias=tuple(sorted(body.logit_bias.items())),
         min_tokens=body.min_tokens or 0,
+        grammar=grammar,
     )

@@ -15,6 +15,7 @@ from paceline.gateway.logprobs import (
     prompt_logprobs,
 )
 from paceline.gateway.openai import MAX_SENTENCE_CHARS, clip
+from paceline.gateway.output_parser import CallArguments, CallBegin, Content, Part, Reasoning
 from paceline.gateway.plan import Endpoint, Plan
 from paceline.gateway.text import Segment
 from paceline.generation import RoundDelta
@@ -146,10 +147,52 @@ def _whole_choice(plan: Plan, rounds: Sequence[RoundText], scored: Sequence[Toke
         "stop_reason": last.stop_reason,
     }
     if plan.endpoint is Endpoint.CHAT:
-        choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        choice["message"] = _message(plan, rounds, text)
     else:
         choice["text"] = (plan.echo or "") + text
     return choice
+
+
+def _message(plan: Plan, rounds: Sequence[RoundText], text: str) -> Json:
+    message: Json = {"role": "assistant", "content": text, "refusal": None}
+    if plan.output.is_plain:
+        return message
+    parts = [part for item in rounds for part in item.parts or ()]
+    calls: list[Json] = []
+    for part in parts:
+        if isinstance(part, CallBegin):
+            calls.append(call_body(plan, rounds[-1].choice, part))
+        elif isinstance(part, CallArguments):
+            calls[-1]["function"]["arguments"] += part.text
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    message["content"] = content or (None if calls else "")
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def call_body(plan: Plan, choice: int, call: CallBegin) -> Json:
+    """A call whose arguments are still to come. Its id is the same however it is sent."""
+    number = plan.request.request_id.rpartition("-")[2]
+    return {
+        "id": f"call_{number}_{choice}_{call.index}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": ""},
+    }
+
+
+def part_delta(plan: Plan, choice: int, part: Part) -> Json:
+    """What a stream says of one part of a choice's text."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    if isinstance(part, CallBegin):
+        return {"tool_calls": [{"index": part.index, **call_body(plan, choice, part)}]}
+    return {"tool_calls": [{"index": part.index, "function": {"arguments": part.text}}]}
 
 
 def _whole_logprobs(

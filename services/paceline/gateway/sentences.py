@@ -22,6 +22,10 @@ REASONS: Mapping[str, str] = {
     "less_than_equal": "It must be at most {le}",
     "literal_error": "It must be {expected}",
     "too_short": "It must have at least {min_length} items",
+    "too_long": "It must have at most {max_length} items",
+    "string_too_long": "It must have at most {max_length} characters",
+    "string_pattern_mismatch": "It must be 1 to 64 letters, digits, '_' or '-'",
+    "dict_type": "It must be an object",
 }
 # Whatever a new field brings that the table does not know yet.
 UNKNOWN_REASON = "It has a wrong type or value"

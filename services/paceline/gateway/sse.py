@@ -20,6 +20,7 @@ from paceline.gateway.responses import (
     envelope,
     error_body,
     logprobs_body,
+    part_delta,
     speculation_body,
     usage_body,
 )
@@ -88,18 +89,35 @@ class ChunkBuilder:
 
     def _events(self, item: RoundText) -> bytes:
         events = self._echo(item.choice)
-        if item.text or item.entries or self._plan.include_rounds:
-            extra = {}
+        if item.text or item.parts or item.entries or self._plan.include_rounds:
+            extra: Json = {}
             if self._plan.include_rounds:
                 extra["speculation"] = speculation_body(self._plan, [item])
             shown = logprobs_body(self._plan, item.entries) if item.entries else None
-            events += self._chunk(item.choice, self._text(item.text), shown, **extra)
+            extra |= self._usage_so_far(item)
+            first, *others = self._shown(item)
+            events += self._chunk(item.choice, first, shown, **extra)
+            events += b"".join(
+                self._chunk(item.choice, other, **self._usage_so_far(item)) for other in others
+            )
         if item.finish_reason:
             is_chat = self._plan.endpoint is Endpoint.CHAT
             last: Json = {"delta": {}} if is_chat else {"text": ""}
             last |= {"finish_reason": item.finish_reason, "stop_reason": item.stop_reason}
-            events += self._chunk(item.choice, last)
+            events += self._chunk(item.choice, last, **self._usage_so_far(item))
         return events
+
+    def _shown(self, item: RoundText) -> list[Json]:
+        """The choices of the round's chunks: one, or one for each part of the text."""
+        if item.parts is None:
+            return [self._text(item.text)]
+        deltas = [part_delta(self._plan, item.choice, part) for part in item.parts]
+        return [{"delta": delta} for delta in deltas or [{}]]
+
+    def _usage_so_far(self, item: RoundText) -> Json:
+        if not self._plan.continuous_usage or item.usage is None:
+            return {}
+        return {"usage": usage_body(item.usage)}
 
     def _echo(self, index: int) -> bytes:
         """The prompt, before anything else of the choice."""

@@ -9,26 +9,23 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2.exceptions import TemplateError
 
 from paceline.errors import ConfigError, RequestError
+from paceline.gateway import templates
+from paceline.gateway.chat import ChatMessage
+from paceline.gateway.output_parser import THINK_BEGIN, THINK_END
 from paceline.gateway.token_bytes import TokenSpelling
+from paceline.gateway.tools import FunctionSpec, ToolFormat
+from paceline.grammars import TokenGrammars, load_grammars
 from paceline.models import BUILTIN_SOURCES, TOY_EOS_TOKEN_ID, TOY_VOCAB_SIZE
 
 _FENCE = re.compile("\ue000([0-9]+)\ue001")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One turn; `role` is system, user or assistant."""
-
-    role: str
-    content: str
 
 
 class Tokenizer(Protocol):
@@ -43,14 +40,35 @@ class Tokenizer(Protocol):
         """No token stands for more UTF-8 bytes: a longer text has more tokens than
         bytes / max_token_bytes."""
 
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt: control tokens written in it are control tokens, as in vLLM."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A raw prompt: control tokens written in it are control tokens, as in vLLM. Those that
+        the model's texts begin or end with can be left out."""
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls; None: its template has no tools."""
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model thinks before it answers, between `<think>` and `</think>`."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        functions: Sequence[FunctionSpec] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """The model's chat template, ready for the assistant's turn. Control tokens spelt out
-        in a message's content stay plain text. Raises RequestError when the template refuses."""
+        in what a client sent stay plain text. Raises RequestError when the template refuses."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends in an open `<think>`."""
+
+    def check_grammar(self, grammar: str) -> None:
+        """ValueError, with a sentence, for a grammar that nothing can be written in. Slow."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def is_special(self, token_id: int) -> bool: ...
 
@@ -62,8 +80,14 @@ class Tokenizer(Protocol):
         spelt. Empty for ids without an entry."""
 
 
-def load_tokenizer(model_source: str) -> Tokenizer:
-    """The tokenizer of a model folder, or the toy's. Raises ConfigError, which says the fix."""
+def load_tokenizer(
+    model_source: str, chat_template: str | None = None, tool_format: ToolFormat | None = None
+) -> Tokenizer:
+    """The tokenizer of a model folder, or the toy's. Raises ConfigError, which says the fix.
+
+    `chat_template`: a file with a template in place of the model's own. `tool_format`: in place
+    of what the template looks like.
+    """
     if model_source in BUILTIN_SOURCES:
         return ToyTokenizer()
     folder = Path(model_source)
@@ -71,7 +95,7 @@ def load_tokenizer(model_source: str) -> Tokenizer:
         raise ConfigError(
             f"model folder {model_source!r} does not exist; give a local folder, toy or timed"
         )
-    return HuggingFaceTokenizer(folder)
+    return HuggingFaceTokenizer(folder, templates.read(chat_template), tool_format)
 
 
 class ToyTokenizer:
@@ -85,14 +109,39 @@ class ToyTokenizer:
     def max_token_bytes(self) -> int:
         return 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        turns = "".join(f"{message.role}: {message.content}\n" for message in messages)
-        return self.encode(turns + "assistant: ")
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return ToolFormat.HERMES
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    @property
+    def has_reasoning(self) -> bool:
+        return False
+
+    @cached_property
+    def _grammars(self) -> TokenGrammars:
+        return load_grammars("toy")
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        functions: Sequence[FunctionSpec] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        offered = f"tools: {json.dumps(templates.tools(functions))}\n" if functions else ""
+        turns = "".join(templates.plain_turn(message) for message in messages)
+        return self.encode(offered + turns + "assistant: " * add_generation_prompt)
+
+    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
+        return False
+
+    def check_grammar(self, grammar: str) -> None:
+        self._grammars.check(grammar)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = bytes(token_id for token_id in token_ids if not self.is_special(token_id))
         return kept.decode("utf-8", errors="replace")
 
@@ -114,7 +163,12 @@ class HuggingFaceTokenizer:
     race between threads ("Already borrowed").
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chat_template: str | None = None,
+        tool_format: ToolFormat | None = None,
+    ) -> None:
         # Imported here: transformers takes seconds, and the toy needs none of it.
         from tokenizers import Tokenizer as FastTokenizer
         from transformers import AutoTokenizer
@@ -136,6 +190,12 @@ class HuggingFaceTokenizer:
             copy.no_truncation()
             copy.encode_special_tokens = is_literal
         self._read_vocabulary()
+        self._folder = folder
+        if chat_template is not None:
+            self._template_holder.chat_template = chat_template
+        text = templates.joined(self._template_holder.chat_template)
+        self._tool_format = tool_format or templates.tool_format(text)
+        self._has_reasoning = THINK_END in text
 
     def _read_vocabulary(self) -> None:
         vocabulary: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
@@ -147,7 +207,10 @@ class HuggingFaceTokenizer:
         self._spelling = TokenSpelling(json.loads(decoder.__getstate__()) if decoder else None)
         added = self._parsing.get_added_tokens_decoder()
         specials = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._special_ids = frozenset(specials)
+        # What parsers look for must be seen, whatever the folder calls it.
+        self._special_ids = frozenset(
+            token_id for token_id, text in specials.items() if text not in templates.MARKERS
+        )
         self._bytes: dict[int, bytes] = {}  # at most one entry for each known id
         self._special_texts = tuple(sorted(specials.values(), key=len, reverse=True))
 
@@ -159,35 +222,67 @@ class HuggingFaceTokenizer:
     def max_token_bytes(self) -> int:
         return self._max_token_bytes
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._parsing.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._parsing.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        contents = [message.content for message in messages]
-        fence = _unused_fence(contents)
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        return self._tool_format
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._has_reasoning
+
+    @cached_property
+    def _grammars(self) -> TokenGrammars:
+        return load_grammars(str(self._folder))
+
+    def check_grammar(self, grammar: str) -> None:
+        self._grammars.check(grammar)
+
+    def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
+        if not self._has_reasoning:
+            return False
+        tail: str = self._parsing.decode(list(token_ids[-16:]), skip_special_tokens=False)
+        return tail.rstrip().endswith(THINK_BEGIN)
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        functions: Sequence[FunctionSpec] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        given = {
+            "messages": [templates.message(message) for message in messages],
+            "tools": templates.tools(functions),
+            "kwargs": dict(template_kwargs or {}),
+        }
+        fence = _unused_fence(list(templates.strings(given)))
         spelt: list[str] = []
-        fenced = [
-            ChatMessage(message.role, self._fence_specials(message.content, fence, spelt))
-            for message in messages
-        ]
-        rendered = self._render(fenced)
+        fenced = templates.mapped(given, lambda text: self._fence_specials(text, fence, spelt))
+        rendered = self._render(**fenced, add_generation_prompt=add_generation_prompt)
         if not spelt:
             return list(self._parsing.encode(rendered, add_special_tokens=False).ids)
         return list(self._encode_fenced(rendered, fence, spelt))
 
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
+    def _render(
+        self, messages: Any, tools: Any, kwargs: Mapping[str, Any], add_generation_prompt: bool
+    ) -> str:
         if not self._template_holder.chat_template:
             raise RequestError(
                 "This model has no chat template; use /v1/completions.", "messages", "no_template"
             )
         try:
             rendered: str = self._template_holder.apply_chat_template(
-                [{"role": message.role, "content": message.content} for message in messages],
+                messages,
+                tools=tools or None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
+                **templates.safe_kwargs(kwargs),
             )
-        except TemplateError as error:
-            reason = str(error)[:200]
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            reason = " ".join(str(error).split())[:200]
             raise RequestError(
                 f"The chat template refuses these messages: {reason}", "messages"
             ) from error
@@ -212,8 +307,10 @@ class HuggingFaceTokenizer:
             else:
                 yield from self._literal.encode(spelt[int(piece)], add_special_tokens=False).ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        text: str = self._parsing.decode(list(token_ids), skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        hidden = self._special_ids if skip_special_tokens else ()
+        kept = [token_id for token_id in token_ids if token_id not in hidden]
+        text: str = self._parsing.decode(kept, skip_special_tokens=False)
         return text
 
     def is_special(self, token_id: int) -> bool:

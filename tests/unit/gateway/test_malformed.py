@@ -26,6 +26,26 @@ def said(*messages: Any) -> dict[str, Any]:
     return {"model": "toy", "messages": list(messages)}
 
 
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "now"} | fields}
+
+
+def called(arguments: str) -> dict[str, Any]:
+    function = {"name": "now", "arguments": arguments}
+    return {"id": "c1", "type": "function", "function": function}
+
+
+def shaped(**fields: Any) -> dict[str, Any]:
+    schema = {"name": "x", "schema": {"type": "object"}} | fields
+    return chat(response_format={"type": "json_schema", "json_schema": schema})
+
+
+TOOL, CALL = tool(), called("{}")
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(33):
+    DEEP = {"type": "array", "items": DEEP}
+
 # (path, body, param, code)
 BODIES: list[tuple[str, Any, str | None, str]] = [
     # not JSON, or not an object
@@ -82,7 +102,7 @@ BODIES: list[tuple[str, Any, str | None, str]] = [
     (CHAT, chat(messages={}), "messages", "invalid_value"),
     (CHAT, said("hi"), "messages[0]", "invalid_value"),
     (CHAT, said({"role": "user", "content": 5}), "messages[0].content", "invalid_value"),
-    (CHAT, said({"role": "user", "content": None}), "messages[0].content", "invalid_value"),
+    (CHAT, said({"role": "user", "content": None}), "messages[0]", "invalid_value"),
     (CHAT, said({"role": "user", "content": []}), "messages[0].content", "invalid_value"),
     (CHAT, said({"role": "user", "content": ["hi"]}), "messages[0].content", "invalid_value"),
     # out of range
@@ -118,11 +138,11 @@ BODIES: list[tuple[str, Any, str | None, str]] = [
     (CHAT, said({"role": "user", "content": BIG}), "messages", "context_length_exceeded"),
     (CHAT, chat(messages=[]), "messages", "invalid_value"),
     (CHAT, chat(messages=chat()["messages"] * 257), "messages", "too_many"),
-    (CHAT, said({"role": "tool", "content": "x"}), "messages[0].role", "invalid_value"),
-    (CHAT, said({"role": "user"}), "messages[0].content", "missing_required_parameter"),
+    (CHAT, said({"role": "function", "content": "x"}), "messages[0].role", "invalid_value"),
+    (CHAT, said({"role": "user"}), "messages[0]", "invalid_value"),
     (CHAT, said({"content": "x"}), "messages[0].role", "missing_required_parameter"),
-    (CHAT, said({"role": "user", "content": "x", "name": "y"}), "messages[0].name",
-     "unknown_parameter"),
+    (CHAT, said({"role": "user", "content": "x", "name": BIG}), "messages[0].name",
+     "invalid_value"),
     (CHAT, said({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
      "messages[0].content", "invalid_value"),
     (CHAT, said({"role": "user", "content": [{"type": "text", "text": 5}]}),
@@ -130,7 +150,26 @@ BODIES: list[tuple[str, Any, str | None, str]] = [
     (CHAT, said({"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}),
      "messages[0].content", "invalid_value"),
     (CHAT, said({"role": "assistant", "content": "x", "tool_calls": [{}]}),
-     "messages[0].tool_calls", "unsupported_parameter"),
+     "messages[0].tool_calls[0].id", "missing_required_parameter"),
+    (CHAT, said({"role": "user", "content": "x", "tool_calls": [CALL]}), "messages[0]",
+     "invalid_value"),
+    (CHAT, said(CALLED | {"tool_calls": [{**CALL, "type": "custom"}]}),
+     "messages[0].tool_calls[0].type", "invalid_value"),
+    (CHAT, said(CALLED | {"tool_calls": [CALL] * 129}), "messages[0].tool_calls",
+     "invalid_value"),
+    (CHAT, said(CALLED | {"tool_calls": [called("[1]")]}), "messages[0].tool_calls[0].function",
+     "invalid_value"),
+    (CHAT, said(CALLED | {"tool_calls": [called("{")]}), "messages[0].tool_calls[0].function",
+     "invalid_value"),
+    (CHAT, said(CALLED | {"tool_calls": [called('{"a":' * 40 + "1" + "}" * 40)]}),
+     "messages[0].tool_calls[0].function", "invalid_value"),
+    (CHAT, said({"role": "tool", "content": "x"}), "messages[0]", "invalid_value"),
+    (CHAT, said({"role": "tool", "content": "x", "tool_call_id": "c1"}), "messages",
+     "invalid_value"),
+    (CHAT, said(CALLED, {"role": "tool", "content": "x", "tool_call_id": "c2"}), "messages",
+     "invalid_value"),
+    (CHAT, said({"role": "user", "content": "x", "reasoning_content": "y"}), "messages[0]",
+     "invalid_value"),
     (CHAT, chat(max_tokens=1, max_completion_tokens=2), "max_tokens", "invalid_value"),
     (CHAT, chat(max_completion_tokens=0), "max_completion_tokens", "invalid_value"),
     (TEXT, text(max_completion_tokens=1), "max_completion_tokens", "unknown_parameter"),
@@ -138,10 +177,72 @@ BODIES: list[tuple[str, Any, str | None, str]] = [
     # honest refusals
     (TEXT, text(suffix="x"), "suffix", "unsupported_parameter"),
     (CHAT, chat(store=True), "store", "unsupported_parameter"),
-    (CHAT, chat(tools=[{"type": "function"}]), "tools", "unsupported_parameter"),
-    (CHAT, chat(tool_choice="required"), "tool_choice", "unsupported_parameter"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format",
-     "unsupported_parameter"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "missing_required_parameter"),
+    (CHAT, chat(tools={}), "tools", "invalid_value"),
+    (CHAT, chat(tools=[TOOL] * 129), "tools", "invalid_value"),
+    (CHAT, chat(tools=[TOOL, TOOL]), "tools", "invalid_value"),
+    (CHAT, chat(tools=[tool(name="a b")]), "tools[0].function.name", "invalid_value"),
+    (CHAT, chat(tools=[tool(name="a" * 65)]), "tools[0].function.name", "invalid_value"),
+    (CHAT, chat(tools=[tool(parameters=[])]), "tools[0].function.parameters", "invalid_value"),
+    (CHAT, chat(tools=[tool(parameters=DEEP)]), "tools[0].function", "invalid_value"),
+    (CHAT, chat(tools=[tool(strict="yes")]), "tools[0].function.strict", "invalid_value"),
+    (CHAT, chat(tools=[tool(x=1)]), "tools[0].function.x", "unknown_parameter"),
+    (CHAT, chat(tools=[{"type": "custom", "custom": {"name": "x"}}]), "tools[0].type",
+     "invalid_value"),
+    (CHAT, chat(tools=[tool(parameters={"type": "nonsense"})], tool_choice="required"), "tools",
+     "invalid_value"),
+    (CHAT, chat(tools=[tool(parameters={"$ref": "#/$defs/x"}, strict=True)]), "tools",
+     "invalid_value"),
+    (CHAT, chat(tool_choice="required"), "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[TOOL], tool_choice="sometimes"), "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "rm"}}),
+     "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "allowed_tools", "allowed_tools": 1}),
+     "tool_choice", "invalid_value"),
+    (CHAT, chat(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"}),
+     "tool_choice", "invalid_value"),
+    (CHAT, chat(parallel_tool_calls="no"), "parallel_tool_calls", "invalid_value"),
+    (CHAT, chat(chat_template_kwargs=[]), "chat_template_kwargs", "invalid_value"),
+    (CHAT, chat(chat_template_kwargs=dict.fromkeys("abcdefghijklmnopq", 1)),
+     "chat_template_kwargs", "invalid_value"),
+    # the form of an answer
+    (CHAT, chat(response_format="json"), "response_format", "invalid_value"),
+    (CHAT, chat(response_format={"type": "xml"}), "response_format", "invalid_value"),
+    (CHAT, chat(response_format={"type": "text", "x": 1}), "response_format.x",
+     "unknown_parameter"),
+    (CHAT, chat(response_format={"type": "json_schema"}), "response_format.json_schema",
+     "invalid_value"),
+    (CHAT, shaped(name="a b"), "response_format.json_schema.name", "invalid_value"),
+    (CHAT, shaped(schema=[]), "response_format.json_schema.schema", "invalid_value"),
+    (CHAT, shaped(strict="yes"), "response_format.json_schema.strict", "invalid_value"),
+    (CHAT, shaped(description=1), "response_format.json_schema.description", "invalid_value"),
+    (CHAT, shaped(x=1), "response_format.json_schema.x", "unknown_parameter"),
+    (CHAT, shaped(schema=DEEP), "response_format.json_schema.schema", "too_deep"),
+    (CHAT, shaped(schema={"type": "nonsense"}), "response_format", "invalid_value"),
+    (CHAT, shaped(schema={"$ref": "http://example.com/x"}), "response_format", "invalid_value"),
+    (CHAT, shaped(schema={"type": "string", "pattern": "("}), "response_format", "invalid_value"),
+    (CHAT, shaped(schema={"enum": ["x" * 70_000]}), "response_format", "too_long"),
+    (CHAT, shaped(schema={"enum": ["x" * 140_000]}), "response_format", "too_long"),
+    (TEXT, text(guided_json=5), "guided_json", "invalid_value"),
+    (TEXT, text(guided_json="{"), "guided_json", "invalid_value"),
+    (TEXT, text(guided_regex=5), "guided_regex", "invalid_value"),
+    (TEXT, text(guided_regex="(", ), "guided_regex", "invalid_value"),
+    (TEXT, text(guided_choice=[]), "guided_choice", "invalid_value"),
+    (TEXT, text(guided_choice=["a", ""]), "guided_choice", "invalid_value"),
+    (TEXT, text(guided_choice=["a"] * 257), "guided_choice", "too_many"),
+    (TEXT, text(guided_grammar=""), "guided_grammar", "invalid_value"),
+    (TEXT, text(guided_grammar="start: nonsense"), "guided_grammar", "invalid_value"),
+    (TEXT, text(guided_grammar="root ::= ("), "guided_grammar", "invalid_value"),
+    (TEXT, text(guided_choice=["a"], guided_regex="b"), "guided_choice", "invalid_value"),
+    (TEXT, text(structured_outputs=[]), "structured_outputs", "invalid_value"),
+    (TEXT, text(structured_outputs={}), "structured_outputs", "invalid_value"),
+    (TEXT, text(structured_outputs={"regex": "a", "choice": ["b"]}), "structured_outputs",
+     "invalid_value"),
+    (TEXT, text(structured_outputs={"x": 1}), "structured_outputs.x", "unknown_parameter"),
+    (TEXT, text(structured_outputs={"json_object": 1}), "structured_outputs.json_object",
+     "invalid_value"),
+    (TEXT, text(guided_regex="a", ignore_eos=True), "ignore_eos", "invalid_value"),
     (CHAT, chat(metadata={"a": 1}), "metadata", "unsupported_parameter"),
     (TEXT, text(user=BIG), "user", "unsupported_parameter"),
     (TEXT, text(speculation={"method": "eagle"}), "speculation.method", "invalid_value"),

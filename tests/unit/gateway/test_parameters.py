@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.gateway.openai import ChatBody, CompletionBody, parse_body
+from paceline.gateway.chat import ChatBody
+from paceline.gateway.openai import CompletionBody, parse_body
 from paceline.gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL
 
 SHARED = {
@@ -23,11 +24,15 @@ COMPLETION: dict[str, list[Any]] = SHARED | {
 }
 CHAT: dict[str, list[Any]] = SHARED | {
     "store": [False],
-    "response_format": [{"type": "text"}],
+    "prediction": [{"type": "content", "content": "x"}],
+    "prompt_cache_options": [{}],
+    "prompt_cache_retention": ["24h"],
+    "verbosity": ["medium"],
+    "audio": [],
+    "web_search_options": [],
+    "moderation": [],
+    "reasoning_effort": [],
     "modalities": [["text"]],
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
-    "parallel_tool_calls": [True, False],
     "functions": [[]],
     "function_call": ["none"],
 }

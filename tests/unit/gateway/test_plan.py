@@ -7,7 +7,8 @@ import pytest
 from paceline.config import GatewayConfig, ModelConfig
 from paceline.engine.loader import toy_info
 from paceline.errors import ContextLengthError, RequestError
-from paceline.gateway.openai import ChatBody, CompletionBody, GenerationBody
+from paceline.gateway.chat import ChatBody
+from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Endpoint, Plan, Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 

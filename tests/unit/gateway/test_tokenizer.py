@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline.config import GatewayConfig
 from paceline.errors import ConfigError, RequestError
-from paceline.gateway.openai import ChatBody
+from paceline.gateway.chat import ChatBody, ChatMessage
 from paceline.gateway.plan import Planner
 from paceline.gateway.text import IncrementalDetokenizer
-from paceline.gateway.tokenizer import ChatMessage, ToyTokenizer, _unused_fence, load_tokenizer
+from paceline.gateway.tokenizer import ToyTokenizer, _unused_fence, load_tokenizer
 
 TEMPLATE = (
     "{% if messages[0].role == 'assistant' %}{{ raise_exception('the user speaks first') }}"

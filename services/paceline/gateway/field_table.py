@@ -1,0 +1,101 @@
+"""Every request field that a client may send, and what becomes of it, in one table. Pure.
+
+The README shows it; a test compares it with the `openai` package's own types and sends each field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Treatment(StrEnum):
+    """HONORED: does what it says. NEUTRAL: accepted, and the answer is the same without it.
+    REFUSED: a 400 that names it (null, and a value that changes nothing, are accepted)."""
+
+    HONORED = "honored"
+    NEUTRAL = "no effect"
+    REFUSED = "400"
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    name: str
+    chat: Treatment | None
+    completions: Treatment | None
+    remark: str = ""
+
+
+_H, _N, _R = Treatment.HONORED, Treatment.NEUTRAL, Treatment.REFUSED
+
+OPENAI_FIELDS = (
+    FieldRow("model", _H, _H, "404 for a model that is not served"),
+    FieldRow("messages", _H, None, "system, developer, user, assistant, tool; text parts only"),
+    FieldRow("prompt", None, _H, "a string or token ids, or a list of one of them"),
+    FieldRow("stream", _H, _H),
+    FieldRow("stream_options", _H, _H, "`include_usage`; vLLM's `continuous_usage_stats`"),
+    FieldRow("temperature", _H, _H, "0 is greedy, else at least 1e-5, up to 2"),
+    FieldRow("top_p", _H, _H),
+    FieldRow("seed", _H, _H, "same seed, same tokens, with any draft"),
+    FieldRow("n", _H, _H),
+    FieldRow("best_of", None, _H, "must equal `n`"),
+    FieldRow("max_tokens", _H, _H),
+    FieldRow("max_completion_tokens", _H, None),
+    FieldRow("stop", _H, _H, "at most 4 strings"),
+    FieldRow("presence_penalty", _H, _H),
+    FieldRow("frequency_penalty", _H, _H),
+    FieldRow("logit_bias", _H, _H),
+    FieldRow("logprobs", _H, _H, "chat: a boolean; completions: a number"),
+    FieldRow("top_logprobs", _H, None),
+    FieldRow("echo", None, _H),
+    FieldRow("suffix", None, _R, "accepted when empty"),
+    FieldRow("response_format", _H, _H, "`text`, `json_object`, `json_schema`; kept by grammar"),
+    FieldRow("tools", _H, None, "functions, where the model's template has tools; no custom tools"),
+    FieldRow("tool_choice", _H, None, "`none`, `auto`, `required`, a function, `allowed_tools`"),
+    FieldRow("parallel_tool_calls", _H, None, "false: at most one call, kept by grammar"),
+    FieldRow("functions", _R, None, "deprecated by OpenAI: use `tools`"),
+    FieldRow("function_call", _R, None, "deprecated by OpenAI: use `tool_choice`"),
+    FieldRow("user", _N, _N, "a label"),
+    FieldRow("safety_identifier", _N, _N, "a label"),
+    FieldRow("prompt_cache_key", _N, _N, "a label: the prefix cache needs no key"),
+    FieldRow("prompt_cache_options", _N, None, "the prefix cache decides itself"),
+    FieldRow("prompt_cache_retention", _N, None, "the prefix cache decides itself"),
+    FieldRow("metadata", _N, _N, "labels"),
+    FieldRow("prediction", _N, None, "a hint for speed; drafts guess anyhow"),
+    FieldRow("service_tier", _R, _R, "accepted: `auto`, `default`"),
+    FieldRow("store", _R, None, "accepted: false; nothing is stored"),
+    FieldRow("modalities", _R, None, 'accepted: `["text"]`'),
+    FieldRow("audio", _R, None),
+    FieldRow("verbosity", _R, None, "accepted: `medium`"),
+    FieldRow("reasoning_effort", _R, None, "use `chat_template_kwargs` where a template has it"),
+    FieldRow("web_search_options", _R, None),
+    FieldRow("moderation", _R, None),
+)
+
+OTHER_FIELDS = (
+    FieldRow("speculation", _H, _H, 'ours, see "The speculation field"'),
+    FieldRow("top_k", _H, _H),
+    FieldRow("min_p", _H, _H),
+    FieldRow("repetition_penalty", _H, _H),
+    FieldRow("min_tokens", _H, _H),
+    FieldRow("ignore_eos", _H, _H),
+    FieldRow("stop_token_ids", _H, _H),
+    FieldRow("include_stop_str_in_output", _H, _H),
+    FieldRow("prompt_logprobs", _H, _H, "not with `stream`"),
+    FieldRow("guided_json", _H, _H, "a JSON schema, as an object or a string"),
+    FieldRow("guided_regex", _H, _H),
+    FieldRow("guided_choice", _H, _H, "a list of strings"),
+    FieldRow("guided_grammar", _H, _H, "Lark or GBNF"),
+    FieldRow("structured_outputs", _H, _H, "one of `json`, `regex`, `choice`, `grammar`, ..."),
+    FieldRow("chat_template_kwargs", _H, None, "given to the model's chat template"),
+    FieldRow("skip_special_tokens", _R, _R, "accepted: true"),
+)
+
+
+def markdown_table() -> str:
+    """OpenAI's fields first, then vLLM's and ours."""
+    lines = ["| field | chat | completions | remark |", "| --- | --- | --- | --- |"]
+    for row in (*OPENAI_FIELDS, *OTHER_FIELDS):
+        cells = (f"`{row.name}`", row.chat or "", row.completions or "", row.remark)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
