@@ -106,7 +106,7 @@ class GatewayConfig(Section):
         64 << 10, ge=64, le=128 << 10, description="form of an answer (schema, tools) as a grammar"
     )
     chat_template: str | None = Field(
-        None, description="file with a chat template (Jinja) in place of the model's own"
+        None, description="Jinja file in place of the model's own template, or smollm2-tools"
     )
     tool_call_format: Literal["auto", "hermes", "llama3_json"] = Field(
         "auto", description="how the model writes tool calls; auto: what its template shows"

@@ -24,6 +24,7 @@ from paceline.gateway.responses import Json
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
+from paceline.gateway.tools import ToolFormat
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +51,14 @@ class Gateway:
         self._fleet = FleetView(ServeFleetClient(controller_handle))
         is_builtin = model_source in models.BUILTIN_SOURCES
         source = model_source if is_builtin else str(models.resolve(model_source))
+        named = config.tool_call_format
+        tool_format = None if named == "auto" else ToolFormat(named)
         self._service = GatewayService(
             config,
             [
                 ServedModel(
                     config.served_model_name,
-                    load_tokenizer(source),
+                    load_tokenizer(source, config.chat_template, tool_format),
                     ServeTargetClient(target_handle),
                     max_model_len,
                 )

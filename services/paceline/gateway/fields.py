@@ -33,7 +33,9 @@ def stop_list(value: object) -> object:
 
 
 def prompt(value: object) -> object:
-    """A string, or token ids of one prompt."""
+    """A string or token ids of one prompt, or a list of one of them."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        value = value[0]
     if isinstance(value, str):
         return value
     if isinstance(value, list):

@@ -16,6 +16,7 @@ from paceline.gateway.tools import FunctionSpec, ToolFormat
 # Text that output parsers look for, also where a folder calls it a control token.
 MARKERS = frozenset({THINK_BEGIN, THINK_END, "<tool_call>", "</tool_call>"})
 MAX_TEMPLATE_BYTES = 1 << 20
+SHIPPED = Path(__file__).parents[1] / "assets" / "templates"
 # What the gateway itself decides, or what would read something else than the request.
 _RESERVED_KWARGS = frozenset(
     (
@@ -28,11 +29,13 @@ _RESERVED_KWARGS = frozenset(
 
 
 def read(path: str | None) -> str | None:
-    """A template file. Raises ConfigError."""
+    """A template file, or the name of one that ships with Paceline. Raises ConfigError."""
     if path is None:
         return None
+    shipped = SHIPPED / f"{path}.jinja"
+    is_name = path == Path(path).name and shipped.is_file()
     try:
-        with Path(path).open("rb") as file:
+        with (shipped if is_name else Path(path)).open("rb") as file:
             raw = file.read(MAX_TEMPLATE_BYTES + 1)
         text = raw.decode()
     except (OSError, ValueError) as error:

@@ -115,7 +115,7 @@ async def test_every_route_denies_by_default(guarded: Any) -> None:
     assert ("POST", TEXT) in routes
     assert ("GET", "/v1/models/toy") in routes
     paths = {path for _, path in routes}
-    paths |= {"/", "/nowhere", "/docs", "/health/", "//health", "/ready/x", "/HEALTH", "/metrics"}
+    paths |= {"/", "/nowhere", "/docs/", "/health/", "//health", "/ready/x", "/HEALTH", "/static"}
     methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "QUERY")
     let_in = set()
     async with guarded.client() as client:
@@ -126,10 +126,14 @@ async def test_every_route_denies_by_default(guarded: Any) -> None:
                     assert method == "HEAD" or refusal(answer) == NEEDED
                 else:
                     let_in.add((method, path, answer.status_code))
-    assert let_in == {
-        (method, path, 200) for method in ("GET", "HEAD") for path in ("/health", "/ready")
+    public = {path for path in paths if path.startswith("/static/")} | PUBLIC_PATHS
+    public -= {"/"} - {route.path for route in guarded.app.routes}
+    assert let_in - {("GET", "/", 404), ("HEAD", "/", 404)} == {
+        (method, path, 200) for method in ("GET", "HEAD") for path in public
     }
-    assert {"/health", "/ready"} == PUBLIC_PATHS
+    assert {"/", "/docs", "/openapi.json", "/health", "/ready", "/version"} == PUBLIC_PATHS
+    for path in ("/static/", "/static/x", "/static/../v1/models", "/static//v1/models"):
+        assert (await guarded.get(path)).status_code in (401, 404)
     # With a key the same paths are what they are without any configured.
     assert (await guarded.client().get("/nowhere", headers=bearer(ALICE))).status_code == 404
 
