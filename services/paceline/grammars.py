@@ -174,11 +174,10 @@ class GrammarState:
             return self._is_over
         if self._is_over:
             return False
-        is_taken = self._matcher.try_consume_tokens([token_id]) == 1
+        num_read: int = self._matcher.try_consume_tokens([token_id])
         self._check()
-        if is_taken:
-            self._token_ids.append(token_id)
-        return is_taken
+        self._token_ids += [token_id] * num_read
+        return num_read == 1
 
     def bitmask(self) -> bytes:
         """The ids that may come next: id i is bit i % 8 of byte i // 8, lowest bit first.

@@ -74,6 +74,7 @@ sampling = st.builds(
     ).map(lambda biases: tuple(sorted(biases.items()))),
     min_tokens=position,
     stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6).map(tuple),
+    grammar=st.text(st.characters(codec="utf-8"), max_size=40),
 )
 modes = st.sampled_from(VerificationMode)
 

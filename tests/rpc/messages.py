@@ -64,6 +64,7 @@ OPEN = OpenSession(
         logit_bias=((0, -100.0), (7, 0.1), (999, 100.0)),
         min_tokens=5,
         stop_token_ids=(3, 999),
+        grammar='start: "é\U0001f600"',
     ),
     mode=VerificationMode.COUPLED,
     limit_position=19,

@@ -19,9 +19,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from paceline import models
-from paceline.config import AppConfig, GatewayConfig
+from paceline.config import AppConfig, GatewayConfig, PoolConfig
 from paceline.errors import ConfigError, RequestError
-from paceline.gateway.openai import ChatBody, CompletionBody, GenerationBody
+from paceline.gateway.chat import ChatBody
+from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 
@@ -57,12 +58,15 @@ LIMITS: dict[str, str] = {
     ),
     "gateway.request_timeout_s": f"{GATEWAY}/test_lifetime.py::test_deadline",
     "gateway.api_keys": f"{HERE}::test_api_keys_are_bounded",
+    "gateway.cors_allow_origins": f"{GATEWAY}/test_surface.py::test_origins_of_every_kind",
     "gateway.api_keys.max_concurrent_requests": (
         f"{GATEWAY}/test_auth.py::test_concurrency_of_one_key"
     ),
     "gateway.api_keys.max_requests_per_minute": (
         f"{GATEWAY}/test_auth.py::test_bucket_at_its_borders"
     ),
+    "models": "unit/test_pools.py::test_models_and_adapters_are_bounded",
+    "target.adapters": "unit/test_pools.py::test_models_and_adapters_are_bounded",
     "target.max_num_seqs": f"{TARGET}/test_scheduler.py::test_first_in_first_out",
     "target.max_queued_seqs": f"{TARGET}/test_scheduler.py::test_queue_overflow",
     "target.max_queue_s": f"{TARGET}/test_queue_time.py::test_in_order_and_only_the_overdue",
@@ -130,8 +134,13 @@ NOT_A_LIMIT: dict[str, str] = {
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
+    "gateway.keepalive_interval_s": "pace",
+    "gateway.public_metrics": "switch",
+    "gateway.playground": "switch",
     "gateway.api_keys.name": "name",
     "gateway.api_keys.sha256": "name",
+    "models.chat_template": "name",
+    "models.tool_call_format": "kind",
     "target.alive_interval_s": "pace",
     "target.host": "address",
     "target.port_min": "address",
@@ -192,6 +201,9 @@ CONSTANTS: dict[str, str] = {
     "target.fleet_reporter:CEILINGS_EXPIRE_S": (
         "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
     ),
+    "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
+    "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
+    "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
     "gateway.fleet:FLEET_TIMEOUT_S": (
         f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
     ),
@@ -252,6 +264,21 @@ CONSTANTS: dict[str, str] = {
     "rpc.server:MAX_HANDSHAKES": (
         "rpc/test_handshake.py::test_calls_that_wait_for_a_hello_are_bounded"
     ),
+    "grammars:MAX_COMPILED_GRAMMARS": (
+        "unit/test_grammars.py::test_compiled_grammars_are_kept_up_to_a_limit"
+    ),
+    "grammars:MAX_LEXER_STATES": (
+        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
+    ),
+    "grammars:MAX_GRAMMAR_SYMBOLS": (
+        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
+    ),
+    "grammars:STEP_MAX_ITEMS": (
+        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
+    ),
+    "sampling.params:MAX_GRAMMAR_CHARS": (
+        f"{RPC}/test_codec_laws.py::test_as_long_a_grammar_as_there_may_be"
+    ),
     "sampling.params:MAX_LOGIT_BIASES": f"{RPC}/test_codec_laws.py::test_as_much_as_there_may_be",
     "sampling.params:MAX_STOP_TOKEN_IDS": f"{RPC}/test_codec_laws.py::test_as_much_as_there_may_be",
     "sampling.sparse_probs:MAX_ENTRIES": (
@@ -270,6 +297,8 @@ CONSTANTS: dict[str, str] = {
 def fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Dotted paths of all fields; the two models' fields once, as `model.*`."""
     for name, info in model.model_fields.items():
+        if model is PoolConfig and name in AppConfig.model_fields:
+            continue  # the same sections: tests/unit/test_pools.py
         path = f"{prefix}{name}"
         inner = [info.annotation, *get_args(info.annotation)]
         sections = [

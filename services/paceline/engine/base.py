@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.generation import TokenLogprobs
 from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.sampling.sparse_probs import SparseProbs
+
+if TYPE_CHECKING:
+    from paceline.grammars import TokenGrammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class EngineInfo:
     `vocab_size` counts the ids that the tokenizer has: ids >= it are refused and never sampled,
     even where the model's output layer is padded to more. `max_model_len` is in tokens.
     `num_blocks` * `block_size` is the KV capacity in tokens. `eos_token_ids` end a generation.
+    `grammars`: over its tokenizer; None where grammars cannot be applied.
     """
 
     model_id: str
@@ -33,6 +37,11 @@ class EngineInfo:
     num_blocks: int
     tokenizer_hash: str = ""
     eos_token_ids: tuple[int, ...] = ()
+    grammars: TokenGrammars | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def has_grammars(self) -> bool:
+        return self.grammars is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,9 @@ class StepItem:
     `num_runner_ups`: with no `rule`, also name the ids that come next after each sampled row's
     token, best first, under the same logits and noise (what the target most likely commits when
     it does not commit that token).
+
+    The grammar of `sampling` is part of each sampled row's law, after the proposals before that
+    row; an engine without `info.grammars` leaves it out, which is good enough for a draft alone.
     """
 
     sequence_id: int

@@ -14,6 +14,7 @@ from paceline.engine.base import Engine, EngineInfo
 from paceline.engine.timed import TimedEngine
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
+from paceline.grammars import load_grammars
 
 
 def load_engine(
@@ -50,6 +51,7 @@ def toy_info(model: ModelConfig) -> EngineInfo:
         num_blocks=model.num_kv_blocks,
         tokenizer_hash=models.TOY_TOKENIZER_HASH,
         eos_token_ids=(models.TOY_EOS_TOKEN_ID,),
+        grammars=load_grammars(model.source, models.TOY_VOCAB_SIZE, (models.TOY_EOS_TOKEN_ID,)),
     )
 
 

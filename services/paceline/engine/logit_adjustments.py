@@ -1,4 +1,4 @@
-"""Penalties, logit bias and min tokens on rows of logits: the torch twin of `adjust_logits`.
+"""Penalties, bias, grammar and min tokens on rows of logits: the torch twin of `adjust_logits`.
 
 Bit for bit the reference (`sampling.processors`, which also fixes the order of operations): few
 ids of a row change, each by float64 operations that IEEE 754 rounds exactly. A row depends on its
@@ -19,6 +19,8 @@ from paceline.sampling.params import SamplingParams
 
 _MASKED = float("-inf")
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+# The bits of a byte, lowest first: bool [256, 8].
+_BITS = (torch.arange(256)[:, None] >> torch.arange(8)) % 2 == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class SampleRow:
     that precede it included. Only parameters that adjust logits read the two histories.
     `counts`, if given, are those of the whole prompt and of all but the last few of the output:
     then only these few are read here. Rows of one sequence share one object.
+    `bitmask`: the ids that the grammar allows, id i at bit i % 8 of byte i // 8; None: all.
     """
 
     sampling: SamplingParams
@@ -36,6 +39,7 @@ class SampleRow:
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     counts: TokenCounts | None = field(default=None, compare=False, repr=False)
+    bitmask: bytes | None = field(default=None, repr=False)
 
     @property
     def is_adjusted(self) -> bool:
@@ -55,7 +59,7 @@ class _Base:
 
 
 def adjust_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-    """A float64 copy of logits [len(rows), vocab_size] after the first three processors."""
+    """A float64 copy of logits [len(rows), vocab_size] after the first four processors."""
     exact = logits.to(torch.float64, copy=True)
     bases: dict[tuple[int, bool], _Base] = {}
     for values, row in zip(exact, rows, strict=True):
@@ -70,7 +74,10 @@ def adjust_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
                 bases[key] = _base(row, values)
             _penalize(values, row, bases[key])
         _add_bias(values, params)
-        if len(row.output_token_ids) < params.min_tokens:
+    _apply_bitmasks(exact, rows)
+    for values, row in zip(exact, rows, strict=True):
+        params = row.sampling
+        if params.stop_token_ids and len(row.output_token_ids) < params.min_tokens:
             _hold_back(values, params)
     return exact
 
@@ -141,6 +148,30 @@ def _add_bias(values: torch.Tensor, params: SamplingParams) -> None:
     if biases:
         added = torch.tensor(list(biases.values()), dtype=torch.float64, device=values.device)
         values[_ids(biases, values)] += added
+
+
+def _apply_bitmasks(exact: torch.Tensor, rows: Sequence[SampleRow]) -> None:
+    """All rows of a pass at once: a mask of one row costs more to start than to compute."""
+    masked = [(index, row.bitmask) for index, row in enumerate(rows) if row.bitmask is not None]
+    if not masked:
+        return
+    vocab_size = exact.shape[1]
+    num_bytes = -(-vocab_size // 8)
+    packed = b"".join(mask[:num_bytes].ljust(num_bytes, b"\0") for _, mask in masked)
+    words = torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(exact.device)
+    is_allowed = _BITS.to(exact.device).index_select(0, words.int())
+    is_allowed = is_allowed.view(len(masked), -1)[:, :vocab_size]
+    # a mask without any id of the row is not applied
+    is_forbidden = ~is_allowed & is_allowed.any(dim=1, keepdim=True)
+    is_whole = len(masked) == len(rows)
+    places = torch.tensor([index for index, _ in masked], device=exact.device)
+    values = exact if is_whole else exact[places]
+    values.masked_fill_(is_forbidden, _MASKED)
+    are_excluded = values.amax(dim=1, keepdim=True) == _MASKED
+    if bool(are_excluded.any()):
+        values.masked_fill_(are_excluded & ~is_forbidden, 0.0)
+    if not is_whole:
+        exact[places] = values
 
 
 def _hold_back(values: torch.Tensor, params: SamplingParams) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from paceline.engine.base import Propose, StepItem, StepResult, Verify
 from paceline.engine.blocks import BlockTable, Reservation
+from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.logprobs import token_logprobs
 from paceline.engine.rejection import DraftBlock
 from paceline.engine.sampler import BatchedSampler, SampleRow
@@ -60,20 +61,26 @@ def pass_parts(
     items: Sequence[StepItem],
     reservations: Sequence[Reservation],
     tables: Iterable[BlockTable],
+    masks: GrammarMasks | None = None,
 ) -> list[PassPart]:
-    """Where each item's logits lie; `tables` are their sequences', not yet with the new rows."""
+    """Where each item's logits lie; `tables` are their sequences', not yet with the new rows.
+
+    ValueError when following a grammar costs too much.
+    """
     parts, taken = [], 0
     for item, reservation, table in zip(items, reservations, tables, strict=True):
         num_rows = num_logit_rows(item, reservation)
         rows: tuple[SampleRow, ...] = ()
         if num_sampled_rows(item, reservation):
-            rows = _sample_rows(item, table)
+            rows = _sample_rows(item, table, masks)
         parts.append(PassPart(item, reservation, taken, taken + num_rows, rows))
         taken += num_rows
     return parts
 
 
-def _sample_rows(item: StepItem, table: BlockTable) -> tuple[SampleRow, ...]:
+def _sample_rows(
+    item: StepItem, table: BlockTable, masks: GrammarMasks | None
+) -> tuple[SampleRow, ...]:
     """The sampled rows with the histories of `step_rows.histories`, as views and counts.
 
     The text may be long and a pass adds few tokens to it, so none but these is read or copied.
@@ -89,6 +96,9 @@ def _sample_rows(item: StepItem, table: BlockTable) -> tuple[SampleRow, ...]:
     counts = None
     if item.sampling.has_penalties:
         counts = table.counted(tail[:num_shared], split)
+    bitmasks: tuple[bytes | None, ...] = (None,) * item.num_samples
+    if masks is not None:
+        bitmasks = masks.rows(item, head)
     first_end = item.start + num_shared
     return tuple(
         SampleRow(
@@ -97,8 +107,9 @@ def _sample_rows(item: StepItem, table: BlockTable) -> tuple[SampleRow, ...]:
             prompt,
             TextSlice(head, item.start, tail, split, first_end + offset),
             counts,
+            bitmask,
         )
-        for offset, index in enumerate(indices)
+        for offset, (index, bitmask) in enumerate(zip(indices, bitmasks, strict=True))
     )
 
 

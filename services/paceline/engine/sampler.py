@@ -29,6 +29,7 @@ from paceline.engine.rejection import (
     law_rows,
     next_token_logits,
 )
+from paceline.grammars import allowed_token_ids
 from paceline.sampling import noise
 from paceline.sampling.acceptance import coupled_token
 from paceline.sampling.sparse_probs import SparseProbs
@@ -223,6 +224,7 @@ class BatchedSampler:
             row.output_index,
             row.prompt_token_ids,
             row.output_token_ids,
+            None if row.bitmask is None else allowed_token_ids(row.bitmask),
         )
 
 

@@ -370,6 +370,7 @@ def _is_adjusted(sampling: SamplingParams) -> bool:
         or sampling.repetition_penalty != 1.0
         or sampling.logit_bias
         or sampling.min_tokens
+        or sampling.grammar
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from paceline.engine.base import EngineInfo, EngineStats, StepItem, StepResult
 from paceline.engine.blocks import BlockPool, Reservation
 from paceline.engine.checks import check_items
+from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.pass_plan import SequenceRows
 from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.runner import Runner
@@ -46,6 +47,7 @@ class TorchEngine:
             info.num_blocks, info.block_size, enable_prefix_caching=enable_prefix_caching
         )
         self._sampler = BatchedSampler(draft_top_n=draft_top_n)
+        self._masks = GrammarMasks(info.grammars)
         self._num_passes = 0
         self._num_rows = 0
         self._forward_s = 0.0
@@ -72,6 +74,7 @@ class TorchEngine:
 
     def free(self, sequence_id: int) -> None:
         self._pool.free(sequence_id)
+        self._masks.free(sequence_id)
 
     def stats(self) -> EngineStats:
         """`extra`: seconds in forward passes and in the sampler, and rows with NaN logits."""
@@ -121,7 +124,9 @@ class TorchEngine:
         logits = self._forward(items, reservations)
         forwarded = self._clock()
         tables = (self._pool.table(item.sequence_id) for item in items)
-        results = pass_results(pass_parts(items, reservations, tables), logits, self._sampler)
+        # on a GPU the masks are made while it computes
+        parts = pass_parts(items, reservations, tables, self._masks)
+        results = pass_results(parts, logits, self._sampler)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began
         self._num_passes += 1

@@ -5,6 +5,7 @@ Knows the Hugging Face folder format; downloads nothing, trusts no code and no p
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,14 @@ from paceline.engine.runner import ModelRunner
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.varlen_attention import varlen_problem
 from paceline.errors import ConfigError
+from paceline.grammars import TokenGrammars, load_grammars
 from paceline.models import gguf_file, num_token_ids, tokenizer_hash
 
 if TYPE_CHECKING:
     from paceline.engine.tensor_parallel import RankGroup
 
+
+logger = logging.getLogger("ray.serve")
 
 # Layers that attend over everything before them, or over the last `sliding_window` positions.
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -77,6 +81,7 @@ def load_runner(
         tile_linears(hf_model)
     probe, width = probe_model(hf_model)
     vocab_size = count_real_ids(folder, width)
+    eos_ids = tuple(i for i in eos_token_ids(folder, hf_config) if i < vocab_size)
     info = EngineInfo(
         model_id=model.source,
         vocab_size=vocab_size,
@@ -84,7 +89,8 @@ def load_runner(
         block_size=model.block_size,
         num_blocks=model.num_kv_blocks,
         tokenizer_hash=tokenizer_hash(folder),
-        eos_token_ids=tuple(i for i in eos_token_ids(folder, hf_config) if i < vocab_size),
+        eos_token_ids=eos_ids,
+        grammars=folder_grammars(folder, vocab_size, eos_ids),
     )
     return make_runner(model, hf_model, probe, is_sharded=group is not None), info
 
@@ -301,3 +307,17 @@ def eos_token_ids(folder: Path, hf_config: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+
+
+def folder_grammars(
+    folder: Path, vocab_size: int, eos_ids: tuple[int, ...]
+) -> TokenGrammars | None:
+    """Grammars over the folder's tokenizer; None, with a word in the log, where there are none."""
+    if not eos_ids:
+        logger.warning("%s names no EOS id: a structured output could not end", folder)
+        return None
+    try:
+        return load_grammars(str(folder), vocab_size, eos_ids)
+    except ValueError as error:
+        logger.warning("no structured output with this model: %s", error)
+        return None

@@ -13,6 +13,7 @@ from paceline.engine import toy_rules
 from paceline.engine.base import EngineInfo, EngineStats, Propose, StepItem, StepResult
 from paceline.engine.blocks import BlockPool, BlockTable, Reservation
 from paceline.engine.checks import check_items
+from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.step_rows import (
     draft_ids,
     histories,
@@ -23,7 +24,7 @@ from paceline.engine.step_rows import (
 )
 from paceline.engine.toy_rules import ToyRow
 from paceline.generation import TokenLogprobs
-from paceline.sampling.acceptance import coupled_token
+from paceline.grammars import allowed_token_ids
 from paceline.sampling.sparse_probs import SparseProbs
 
 _MASK = (1 << 64) - 1
@@ -62,6 +63,8 @@ class ToyEngine:
         self._pool = BlockPool(
             info.num_blocks, info.block_size, enable_prefix_caching=enable_prefix_caching
         )
+        self._masks = GrammarMasks(info.grammars)
+        self._bitmasks: dict[int, tuple[bytes | None, ...]] = {}  # of the pass, per sampled row
         self._root = _mix(seed & _MASK, 0)
         self._error_bound = int(error_rate * 2**64)
         self._error_seed = error_seed
@@ -82,6 +85,15 @@ class ToyEngine:
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         check_items(items, self._info, self._pool)
         reservations = self._pool.reserve(map(wanted_rows, items))
+        try:
+            self._bitmasks = {
+                item.sequence_id: self._mask(item, reservation)
+                for item, reservation in zip(items, reservations, strict=True)
+            }
+        except ValueError:  # a grammar that costs too much: as if the pass had never begun
+            for reservation in reservations:
+                self._pool.abort(reservation)
+            raise
         self._num_passes += 1
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         self._copy(reservations)
@@ -101,6 +113,7 @@ class ToyEngine:
 
     def free(self, sequence_id: int) -> None:
         self._pool.free(sequence_id)
+        self._masks.free(sequence_id)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -125,10 +138,23 @@ class ToyEngine:
 
     def logits(self, token_ids: Sequence[int]) -> list[float]:
         """The logits [vocab_size] after a prefix, without any cache: the oracle of tests."""
+        return self._logits(self._state(token_ids))
+
+    def full_logits(self, token_ids: Sequence[int]) -> list[float]:
+        """The same where a grammar is to be followed, which seldom allows one of the few ids that
+        are live: all others have a logit too, below those."""
+        return self._full_logits(self._state(token_ids))
+
+    def _state(self, token_ids: Sequence[int]) -> int:
         state = self._root
         for token_id in token_ids:
             state = _mix(state, token_id)
-        return self._logits(state)
+        return state
+
+    def _mask(self, item: StepItem, reservation: Reservation) -> tuple[bytes | None, ...]:
+        if not num_sampled_rows(item, reservation):
+            return ()
+        return self._masks.rows(item, self._pool.table(item.sequence_id).token_ids)
 
     def _result(
         self, item: StepItem, reservation: Reservation, states: Sequence[int]
@@ -209,14 +235,7 @@ class ToyEngine:
 
     def _sample(self, state: int, item: StepItem, offset: int) -> int:
         """The plain token of sampled row `offset`: a function of the text, which `state` names."""
-        row = self._row(state, item, offset)
-        return coupled_token(
-            row.logits,
-            row.sampling,
-            row.output_index,
-            row.prompt_token_ids,
-            row.output_token_ids,
-        )
+        return self._row(state, item, offset).token()
 
     def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         rows = (self._row(state, item, offset) for offset, state in enumerate(states))
@@ -228,7 +247,12 @@ class ToyEngine:
             return row
         cached = self._pool.table(item.sequence_id).token_ids
         prompt, output = histories(item, cached)[offset]
-        return replace(row, prompt_token_ids=prompt, output_token_ids=output)
+        row = replace(row, prompt_token_ids=prompt, output_token_ids=output)
+        bitmask = self._bitmasks[item.sequence_id][offset]
+        if bitmask is None:
+            return row
+        allowed = allowed_token_ids(bitmask)
+        return replace(row, logits=self._full_logits(state), allowed_token_ids=allowed)
 
     def _score(
         self, states: Sequence[int], token_ids: Sequence[int], num_top: int
@@ -247,4 +271,12 @@ class ToyEngine:
             word = _mix(state, index)
             token_id = (word >> 32) % self._info.vocab_size
             logits[token_id] = (word & 0xFFFFFFFF) / 2**32 * _LOGIT_RANGE
+        return logits
+
+    def _full_logits(self, state: int) -> list[float]:
+        logits = self._logits(state)[:]
+        for token_id, logit in enumerate(logits):
+            if logit == _NOT_LIVE:
+                word = _mix(state, _NUM_LIVE_IDS + token_id)
+                logits[token_id] = ((word & 0xFFFFFFFF) / 2**32 - 1.0) * _LOGIT_RANGE
         return logits

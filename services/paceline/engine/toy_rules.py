@@ -6,12 +6,17 @@ Every rule is the reference of `sampling/`, row by row. Knows no cache, no tenso
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.engine.base import Verify
 from paceline.generation import TokenLogprobs
-from paceline.sampling.acceptance import Acceptance, accept_block, accept_rejection
+from paceline.sampling.acceptance import (
+    Acceptance,
+    accept_block,
+    accept_rejection,
+    coupled_token,
+)
 from paceline.sampling.noise import Purpose, exponential, gumbel, noise_word, noise_words, unit
 from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.sampling.processors import MASKED, adjust_logits, process_logits, softmax
@@ -23,20 +28,26 @@ _HIGH_HALF = 16  # a law is drawn from with the upper 16 of a word's 32 bits
 
 @dataclass(frozen=True, slots=True)
 class ToyRow:
-    """One row to sample; the histories are what `process_logits` asks for."""
+    """One row to sample; histories and allowed ids are what `process_logits` asks for."""
 
     logits: Sequence[float]
     sampling: SamplingParams
     output_index: int
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
+    allowed_token_ids: Collection[int] | None = None
+
+    @property
+    def given(self) -> tuple[Sequence[int], Sequence[int], Collection[int] | None]:
+        return self.prompt_token_ids, self.output_token_ids, self.allowed_token_ids
+
+    def token(self) -> int:
+        """The row's plain token."""
+        return coupled_token(self.logits, self.sampling, self.output_index, *self.given)
 
     def probs(self) -> list[float]:
         """The law that is sampled, [vocab_size]."""
-        processed = process_logits(
-            self.logits, self.sampling, self.prompt_token_ids, self.output_token_ids
-        )
-        return softmax(processed)
+        return softmax(process_logits(self.logits, self.sampling, *self.given))
 
     def word(self, purpose: Purpose, round: int) -> int:
         """The noise that no token id has a part in."""
@@ -67,12 +78,11 @@ def best_tokens(row: ToyRow, num_best: int) -> tuple[int, ...]:
     """The ids that come out of a row, best first: its own token (`coupled_token`), then what would
     come out if those before it could not. Fewer where fewer ids are possible."""
     sampling = row.sampling
-    histories = (row.prompt_token_ids, row.output_token_ids)
     if sampling.is_greedy:
-        scores = adjust_logits(row.logits, sampling, *histories)
+        scores = adjust_logits(row.logits, sampling, *row.given)
         live = [i for i, score in enumerate(scores) if score != MASKED]
     else:
-        scores = process_logits(row.logits, sampling, *histories)
+        scores = process_logits(row.logits, sampling, *row.given)
         live = [i for i, score in enumerate(scores) if score != MASKED]
         words = noise_words(sampling.seed, row.output_index, live, choice=sampling.choice)
         for token_id, word in zip(live, words, strict=True):

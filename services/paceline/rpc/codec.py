@@ -165,8 +165,10 @@ def _item_bytes(message: AnyMessage, limits: WireLimits) -> int:
     match message:
         case OpenSession():
             sampling = message.sampling
-            lists = (len(sampling.logit_bias), len(sampling.stop_token_ids))
-            return limits.item_bytes(len(message.token_ids), limits.sampling_bytes(*lists))
+            num_bytes = limits.sampling_bytes(
+                len(sampling.logit_bias), len(sampling.stop_token_ids), sampling.grammar
+            )
+            return limits.item_bytes(len(message.token_ids), num_bytes)
         case DraftTokens():
             laws = limits.laws_bytes(len(probs.token_ids) for probs in message.draft_probs)
             return limits.item_bytes(len(message.token_ids), laws)

@@ -109,6 +109,7 @@ def _sampling(wire: pb.OpenSession, limits: WireLimits) -> SamplingParams:
             logit_bias=tuple(zip(biased, biases, strict=True)),
             min_tokens=sampling.min_tokens,
             stop_token_ids=tuple(sampling.stop_token_ids),
+            grammar=sampling.grammar,
         )
     except ValueError as error:  # out of range; NaN and infinities too
         raise RemoteProtocolError(str(error)) from error

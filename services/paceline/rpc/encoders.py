@@ -65,6 +65,7 @@ def _sampling(sampling: SamplingParams, wire: pb.Sampling) -> None:
     wire.logit_biases.extend(bias for _, bias in sampling.logit_bias)
     wire.min_tokens = sampling.min_tokens
     wire.stop_token_ids.extend(sampling.stop_token_ids)
+    wire.grammar = sampling.grammar
 
 
 def _open_session(message: OpenSession, wire: pb.OpenSession) -> None:

@@ -19,11 +19,12 @@ MAX_MODES = 16
 NO_REPETITION_PENALTY = 1.0  # what an absent field means
 # More than the largest encoding of an entry without its token ids, with every other field set.
 ITEM_OVERHEAD_BYTES = 192
-# More than the tags and lengths of a law's two lists, and of the lists of a Sampling.
+# More than the tags and lengths of a law's two lists, and of a Sampling's lists and grammar.
 LAW_OVERHEAD_BYTES = 16
 SAMPLING_OVERHEAD_BYTES = 32
 WEIGHT_BYTES = 3  # the largest weight, 65536, as a varint
 BIAS_BYTES = 8
+MAX_CHAR_BYTES = 4  # of a character in UTF-8
 # More than the checksum, the body's header, the oneof's and the batch's.
 FRAME_OVERHEAD_BYTES = 64
 
@@ -65,12 +66,15 @@ class WireLimits:
         entry_bytes = self.max_token_bytes + WEIGHT_BYTES
         return sum(LAW_OVERHEAD_BYTES + num * entry_bytes for num in nums_entries)
 
-    def sampling_bytes(self, num_biases: int, num_stop_ids: int) -> int:
-        """An upper bound for the lists of sampling parameters; 0 for none, which is usual."""
-        if not num_biases and not num_stop_ids:
+    def sampling_bytes(self, num_biases: int, num_stop_ids: int, grammar: str = "") -> int:
+        """An upper bound for the lists of sampling parameters and their grammar; 0 for none, which
+        is usual."""
+        if not num_biases and not num_stop_ids and not grammar:
             return 0
         bias_bytes = num_biases * (self.max_token_bytes + BIAS_BYTES)
-        return SAMPLING_OVERHEAD_BYTES + bias_bytes + num_stop_ids * self.max_token_bytes
+        grammar_bytes = len(grammar) if grammar.isascii() else MAX_CHAR_BYTES * len(grammar)
+        list_bytes = bias_bytes + num_stop_ids * self.max_token_bytes
+        return SAMPLING_OVERHEAD_BYTES + list_bytes + grammar_bytes
 
     def check_token_ids(self, token_ids: Sequence[int]) -> None:
         # Runs for every entry of every message: one pass in C, and only a refusal costs more.

@@ -9,7 +9,7 @@ Knows no model, no protocol and no source of random numbers but the keyed noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -53,15 +53,18 @@ def coupled_token(
     output_index: int,
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[int] = (),
+    allowed_token_ids: Collection[int] | None = None,
 ) -> int:
     """The plain engine's token at `output_index`: argmax of processed logits + keyed Gumbel.
 
     Greedy parameters skip the noise. The draft calls it too, with its own logits: the same noise
-    makes it propose what the target will most likely choose. Histories as in `adjust_logits`.
+    makes it propose what the target will most likely choose. Histories and allowed ids as in
+    `adjust_logits`.
     """
+    given = (prompt_token_ids, output_token_ids, allowed_token_ids)
     if params.is_greedy:
-        return greedy_token(adjust_logits(logits, params, prompt_token_ids, output_token_ids))
-    processed = process_logits(logits, params, prompt_token_ids, output_token_ids)
+        return greedy_token(adjust_logits(logits, params, *given))
+    processed = process_logits(logits, params, *given)
     live = [token_id for token_id, logit in enumerate(processed) if logit != MASKED]
     words = noise_words(params.seed, output_index, live, choice=params.choice)
     scores = [processed[i] + gumbel(word) for i, word in zip(live, words, strict=True)]

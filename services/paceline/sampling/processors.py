@@ -1,6 +1,6 @@
 """From logits to the law that is sampled, in one fixed order.
 
-    penalties, logit bias, min tokens      on the model's own logits (`adjust_logits`)
+    penalties, bias, grammar, min tokens   on the model's own logits (`adjust_logits`)
     temperature, top-k, top-p, min-p       (`process_logits`)
 
 The result is again a row of logits, `-inf` where a token may not be chosen, so that processors
@@ -14,6 +14,7 @@ so every step below is one float64 operation per id, in this order:
     logit = logit - frequency_penalty * count  ids of the output
     logit = logit - presence_penalty           ids of the output
     logit = logit + bias                       ids of the logit bias
+    logit = -inf                               ids that the grammar does not allow here
     logit = -inf                               stop ids, while the output is too short
     scaled = (logit - peak) / temperature      peak: the largest logit by now
 
@@ -22,16 +23,17 @@ overflow: the best one is always exactly 0. Min-p compares scaled logits with lo
 the ratio of two probabilities is the difference of their logits, and exp() makes ties.
 
 Ids beyond the row are ignored everywhere: a draft's row may be shorter than its target's. Where
-min tokens would leave no finite logit it is not applied: an end that is the model's only choice
-beats a token that the model excludes. A row has a finite peak and no NaN; logits are within
-float32's range.
+min tokens would leave no finite logit it is not applied: an end that is the only choice beats a
+token that is excluded. A grammar always holds: where the model excludes all that it allows, these
+ids are equally likely (logit 0). Only if none of them is in the row it is not applied. A row has a
+finite peak and no NaN; logits are within float32's range.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.sampling.params import SamplingParams
 
@@ -48,10 +50,12 @@ def adjust_logits(
     params: SamplingParams,
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[int] = (),
+    allowed_token_ids: Collection[int] | None = None,
 ) -> list[float]:
-    """The first three processors: what greedy decoding takes the argmax of.
+    """The first four processors: what greedy decoding takes the argmax of.
 
     `output_token_ids`: every token generated before this row's, drafts of its block included.
+    `allowed_token_ids`: what the grammar of `params` allows after those; None: anything.
     """
     adjusted = list(logits)
     if params.has_penalties:
@@ -59,6 +63,8 @@ def adjust_logits(
     for token_id, bias in params.logit_bias:
         if token_id < len(adjusted):
             adjusted[token_id] = adjusted[token_id] + bias
+    if allowed_token_ids is not None:
+        _mask_grammar(adjusted, allowed_token_ids)
     if len(output_token_ids) < params.min_tokens:
         held_back = {i for i in params.stop_token_ids if i < len(adjusted)}
         if any(logit != MASKED for i, logit in enumerate(adjusted) if i not in held_back):
@@ -72,9 +78,10 @@ def process_logits(
     params: SamplingParams,
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[int] = (),
+    allowed_token_ids: Collection[int] | None = None,
 ) -> list[float]:
     """The logits of the law that `params` asks for; greedy is the law of one token."""
-    logits = adjust_logits(logits, params, prompt_token_ids, output_token_ids)
+    logits = adjust_logits(logits, params, prompt_token_ids, output_token_ids, allowed_token_ids)
     if params.is_greedy:
         best = greedy_token(logits)
         return [0.0 if token_id == best else MASKED for token_id in range(len(logits))]
@@ -110,6 +117,18 @@ def _penalize(
         if token_id < len(logits):
             logit = logits[token_id] - params.frequency_penalty * count
             logits[token_id] = logit - params.presence_penalty
+
+
+def _mask_grammar(logits: list[float], allowed_token_ids: Collection[int]) -> None:
+    allowed = {token_id for token_id in allowed_token_ids if token_id < len(logits)}
+    if not allowed:
+        return
+    are_excluded = all(logits[token_id] == MASKED for token_id in allowed)
+    for token_id in range(len(logits)):
+        if token_id not in allowed:
+            logits[token_id] = MASKED
+        elif are_excluded:
+            logits[token_id] = 0.0
 
 
 def _mask_top_k(logits: list[float], top_k: int) -> list[float]:

@@ -45,6 +45,7 @@ class Intake:
         self._check_ids(request)
         self._check_sampling(request)
         self._check_resumption(request)
+        self._check_grammar(request)
 
     def sequences(
         self, request: GenerateRequest, first_session_id: int, now_us: int
@@ -135,6 +136,26 @@ class Intake:
                 f" it would be {fitting}",
                 "speculation.mode",
             )
+
+    def _check_grammar(self, request: GenerateRequest) -> None:
+        grammar, grammars = request.sampling.grammar, self._info.grammars
+        if not grammar:
+            return
+        if grammars is None:
+            raise RequestError(
+                "this model's tokenizer cannot be used for structured output", "response_format"
+            )
+        if request.ignore_eos:
+            raise RequestError(
+                "ignore_eos does not go with structured output, which EOS ends", "ignore_eos"
+            )
+        try:
+            for output in set(living_outputs(request).values()):
+                grammars.check(grammar, output)
+        except ValueError as error:
+            raise RequestError(
+                f"the grammar of this output cannot be used: {error}", "response_format"
+            ) from error
 
     def _check_resumption(self, request: GenerateRequest) -> None:
         resumption = request.resumption

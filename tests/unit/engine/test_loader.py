@@ -13,13 +13,19 @@ from paceline.engine.base import StepItem
 from paceline.engine.loader import load_engine
 from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.timed import TimedEngine
-from paceline.engine.torch_loader import check_windows, load_torch_engine, pick_device
+from paceline.engine.torch_loader import (
+    check_windows,
+    folder_grammars,
+    load_torch_engine,
+    pick_device,
+)
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
 from paceline.generation import GenerateRequest
 from paceline.models import tokenizer_hash
 from paceline.sampling.params import SamplingParams
 from paceline.testing.loopback import Loopback
+from tests.e2e.structured import save_tokenizer
 from tests.unit.engine.conftest import save_tiny, write_tokenizer
 
 TINY = {
@@ -101,6 +107,22 @@ def test_eos_ids_come_from_the_generation_config_first(
         data = json.dumps({"eos_token_id": generation})
         (folder / "generation_config.json").write_text(data, encoding="utf-8")
     assert load_engine(config(), folder).info.eos_token_ids == expected
+
+
+def test_grammars_need_a_tokenizer_that_can_be_read_and_an_eos(
+    llama_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without them the model is served all the same, and the log says why."""
+    assert load_engine(ModelConfig()).info.has_grammars
+    vocab_size = save_tokenizer(tmp_path)
+    grammars = folder_grammars(tmp_path, vocab_size, (0, 2))
+    assert grammars is not None
+    assert (grammars.vocab_size, grammars.eos_token_ids) == (vocab_size, (0, 2))
+    assert caplog.messages == []
+    assert folder_grammars(tmp_path, vocab_size, ()) is None
+    assert not load_engine(config(), llama_folder).info.has_grammars
+    assert "names no EOS id" in caplog.messages[0]
+    assert "no structured output with this model: " in caplog.messages[-1]
 
 
 def test_a_layer_that_forgets_its_window_is_refused() -> None:

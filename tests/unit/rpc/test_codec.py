@@ -92,7 +92,7 @@ def test_the_largest_sendable_entry_fits_a_message() -> None:
             m.OPEN,
             token_ids=(vocab_size - 1,) * num_tokens,
             limit_position=2**31 - 1,
-            sampling=replace(m.OPEN.sampling, logit_bias=(), stop_token_ids=()),
+            sampling=replace(m.OPEN.sampling, logit_bias=(), stop_token_ids=(), grammar=""),
         )
         check_sendable(largest, limits)
         (data,) = encode_target([largest], limits)

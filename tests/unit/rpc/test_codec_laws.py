@@ -20,7 +20,12 @@ from paceline.rpc.codec import (
 )
 from paceline.rpc.limits import WireLimits
 from paceline.rpc.v1 import speculation_pb2 as pb
-from paceline.sampling.params import MAX_LOGIT_BIASES, MAX_STOP_TOKEN_IDS, SamplingParams
+from paceline.sampling.params import (
+    MAX_GRAMMAR_CHARS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 from paceline.sampling.sparse_probs import MAX_ENTRIES, TOTAL_WEIGHT, SparseProbs
 from tests.rpc import messages as m
 
@@ -192,6 +197,32 @@ class TestSampling:
 
         with pytest.raises(RemoteProtocolError, match=sentence):
             decode_target(with_sampling(change), LIMITS)
+
+    def test_as_long_a_grammar_as_there_may_be(self) -> None:
+        grammar = "\U0001f600" * MAX_GRAMMAR_CHARS
+        said = replace(m.OPEN, sampling=replace(m.OPEN.sampling, grammar=grammar))
+        (data,) = encode_target([said], LIMITS)
+        assert decode_target(data, LIMITS) == [said]
+
+        def lengthen(sampling: pb.Sampling) -> None:
+            sampling.grammar = grammar + "x"
+
+        with pytest.raises(RemoteProtocolError, match="at most 131072 characters"):
+            decode_target(with_sampling(lengthen), LIMITS)
+
+    @pytest.mark.parametrize("char", ["x", "é", "\U0001f600"])
+    def test_batches_count_the_bytes_of_grammars(self, char: str) -> None:
+        grammar = char * 9000
+        heavy = replace(m.OPEN, sampling=replace(m.OPEN.sampling, grammar=grammar))
+        check_sendable(heavy, SMALLEST)
+        data = encode_target([heavy] * 9, SMALLEST)
+        assert [one for each in data for one in decode_target(each, SMALLEST)] == [heavy] * 9
+        assert 1 < len(data) <= 9
+        assert max(map(len, data)) <= SMALLEST.max_message_bytes
+        with pytest.raises(LocalProtocolError, match="may not fit a message"):
+            check_sendable(
+                replace(heavy, sampling=replace(heavy.sampling, grammar=8 * grammar)), SMALLEST
+            )
 
     def test_batches_count_the_bytes_of_lists(self) -> None:
         biases = tuple((2**31 - 2000 + i, 0.1) for i in range(MAX_LOGIT_BIASES))

@@ -190,3 +190,36 @@ def test_min_p_comes_after_the_temperature():
     logits = [0.0, math.log(0.25)]
     assert kept(logits, min_p=0.3) == [0]
     assert kept(logits, min_p=0.3, temperature=2.0) == [0, 1]
+
+
+def masked(logits, allowed, **params):
+    return adjust_logits(logits, SamplingParams(**params), (), (), allowed)
+
+
+def test_a_grammar_leaves_what_it_allows():
+    assert masked([1.0, 2.0, 3.0], {0, 2}) == [1.0, MASKED, 3.0]
+    assert masked([1.0, 2.0, 3.0], [2]) == [MASKED, MASKED, 3.0]
+    assert masked([1.0, 2.0], None) == [1.0, 2.0]
+
+
+def test_a_grammar_comes_after_the_bias_and_before_min_tokens():
+    law = {"logit_bias": ((0, 5.0), (1, 50.0)), "min_tokens": 1, "stop_token_ids": (0,)}
+    assert masked([1.0, 2.0, 3.0], {0, 2}, **law) == [MASKED, MASKED, 3.0]
+    assert masked([1.0, 2.0, 3.0], {0}, **law) == [6.0, MASKED, MASKED]  # the end is all there is
+
+
+def test_a_grammar_holds_even_against_the_model():
+    assert masked([MASKED, 1.0, MASKED], {0, 2}) == [0.0, MASKED, 0.0]
+    assert masked([MASKED, 1.0, -3.0], {0, 2}) == [MASKED, MASKED, -3.0]
+
+
+def test_ids_beyond_the_row_are_no_choice():
+    assert masked([1.0, 2.0], {1, 7}) == [MASKED, 2.0]
+    assert masked([1.0, 2.0], {7}) == [1.0, 2.0]
+
+
+def test_filters_see_only_what_the_grammar_allows():
+    law = SamplingParams(temperature=2.0, top_k=1)
+    assert process_logits([9.0, 1.0, 3.0], law, (), (), {1, 2}) == [MASKED, MASKED, 0.0]
+    greedy = SamplingParams(temperature=0.0)
+    assert process_logits([9.0, 1.0, 3.0], greedy, (), (), {1, 2}) == [MASKED, MASKED, 0.0]

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
 from paceline.engine.base import EngineInfo
+from paceline.grammars import load_grammars
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import (
     CloseReason,
@@ -272,13 +274,21 @@ def test_an_absurd_draft_time_is_bounded(make_rig):
     assert rig.scheduler.policy.lone.draft_token_us.value == SECOND
 
 
-@pytest.mark.parametrize(("num_biases", "is_opened"), [(0, True), (1000, False)])
-def test_what_one_message_cannot_carry_runs_without_a_draft(make_rig, num_biases, is_opened):
-    """12,000 tokens are 60 of 64 KiB; 1,000 logit biases beside them are too much."""
-    info = EngineInfo("toy", 2000, 16_384, 16, 1024)
+@pytest.mark.parametrize(
+    ("num_biases", "grammar", "is_opened"),
+    [(0, "", True), (1000, "", False), (0, "x" * 2000, True), (0, "é" * 2000, False)],
+)
+def test_what_one_message_cannot_carry_runs_without_a_draft(
+    make_rig, num_biases, grammar, is_opened
+):
+    """12,000 tokens are 60 of 64 KiB; 1,000 logit biases beside them are too much, and so are
+    2,000 characters of which each may take 4 bytes."""
+    toy = load_grammars("toy", 2000) if grammar else None
+    info = EngineInfo("toy", 2000, 16_384, 16, 1024, grammars=toy)
     rig = make_rig(info=info, rpc={"max_message_bytes": 65536})
     rig.desk.attach(1, replace(rig.hello(1), max_model_len=16_384))
     biases = tuple((token_id, -1.0) for token_id in range(num_biases))
-    sampling = SamplingParams(temperature=0.0, logit_bias=biases)
+    grammar = LLMatcher.grammar_from_regex(grammar) if grammar else ""
+    sampling = SamplingParams(temperature=0.0, logit_bias=biases, grammar=grammar)
     rig.submit(replace(rig.request((1,) * 12_000, 2 + 1), sampling=sampling))
     assert bool(rig.take_sent()) == is_opened

@@ -3,10 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
+from paceline import grammars
+from paceline.engine.base import EngineInfo
 from paceline.engine.toy import ToyEngine
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import CloseReason, CloseSession, OpenSession
+from paceline.sampling.params import SamplingParams
 from tests.unit.target.conftest import INFO, PlantedError
 
 PROMPT = tuple(range(1, 41))
@@ -25,6 +29,16 @@ class Failing(ToyEngine):
         if self.is_bad(items):
             raise PlantedError("planted")
         return super().step(items)
+
+
+class Planting(ToyEngine):
+    """Its own failures are the ones that the rig expects."""
+
+    def step(self, items):
+        try:
+            return super().step(items)
+        except ValueError as error:
+            raise PlantedError("a grammar") from error
 
 
 def once(num_good):
@@ -48,6 +62,27 @@ def planned(plans):
 
 
 class TestWhoEnds:
+    def test_only_the_one_whose_grammar_grows_too_costly(self, make_rig, monkeypatch):
+        """It compiles, and after four tokens the next mask costs more than one may."""
+        monkeypatch.setattr(grammars, "STEP_FUEL", 100)
+        toy = EngineInfo("toy", 257, 512, 16, 64, "", (256,), grammars.load_grammars("toy"))
+        rig = make_rig(info=toy)
+        rig.engine = Planting(toy)
+        cheap = LLMatcher.grammar_from_regex("[1-9]{3}")
+        words = "|".join(f"k{i}[a-z]{{1,{i}}}" for i in range(1, 60))
+        costly = LLMatcher.grammar_from_lark(f'start: "xyz" word\nword: /{words}/')
+        laws = [SamplingParams(0.0, grammar=each) for each in (cheap, costly, cheap, "")]
+        requests = [
+            replace(rig.request((start,), 31), sampling=law) for start, law in enumerate(laws, 1)
+        ]
+        ids = [session_id for each in requests for session_id in rig.submit(each)]
+        rig.run()
+        assert [(i, error.code, error.status) for i, error in rig.ended] == [
+            (ids[1], "engine_error", 500)
+        ]
+        assert [len(rig.out[i]) for i in ids] == [4, 4, 4, 31]
+        rig.check_clean()
+
     @pytest.mark.parametrize("num_draft_passes", [0, 4])
     @pytest.mark.parametrize("bad", range(1, 6))
     def test_only_the_poisoned_one(self, make_rig, bad, num_draft_passes):

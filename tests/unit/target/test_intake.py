@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
 from paceline.engine.base import EngineInfo, Verify
 from paceline.errors import RequestError
-from paceline.generation import SpeculationRequest
+from paceline.generation import Resumption, SpeculationRequest
+from paceline.grammars import load_grammars
 from paceline.sampling.params import SamplingParams, VerificationMode
 
 INFO = EngineInfo("toy", 64, 512, 16, 64, eos_token_ids=(0, 63))
@@ -58,6 +60,49 @@ class TestRefused:
     @pytest.mark.parametrize("name", ["num_logprobs", "num_prompt_logprobs"])
     def test_fewer_than_no_logprobs(self, make_rig, name):
         assert refused(make_rig(), **{name: -1}) == (f"{name} must be >= 0, got -1", "logprobs")
+
+
+class TestGrammars:
+    TOY = EngineInfo("toy", 257, 512, 16, 64, eos_token_ids=(256,), grammars=load_grammars("toy"))
+    NUMBER = SamplingParams(grammar=LLMatcher.grammar_from_regex("[1-4]{3}"))
+
+    @pytest.fixture
+    def rig(self, make_rig):
+        return make_rig(info=self.TOY)
+
+    def test_a_model_without_them(self, make_rig):
+        answer = refused(make_rig(), sampling=self.NUMBER)
+        sentence = "this model's tokenizer cannot be used for structured output"
+        assert answer == (sentence, "response_format")
+
+    def test_an_end_that_does_not_end(self, rig):
+        sentence, param = refused(rig, sampling=self.NUMBER, ignore_eos=True)
+        assert "ignore_eos does not go with structured output" in sentence
+        assert param == "ignore_eos"
+
+    @pytest.mark.parametrize("grammar", ["no grammar (", "\ud800", '{"grammars":[]}'])
+    def test_one_that_does_not_compile(self, rig, grammar):
+        sentence, param = refused(rig, sampling=SamplingParams(grammar=grammar))
+        assert sentence.startswith("the grammar of this output cannot be used: ")
+        assert "\n" not in sentence
+        assert param == "response_format"
+
+    def test_an_output_that_does_not_follow_it(self, rig):
+        def resumed(*outputs):
+            return {"sampling": self.NUMBER, "n": 2, "resumption": Resumption(1, outputs)}
+
+        sentence, param = refused(rig, **resumed(tuple(b"12"), tuple(b"15")))
+        assert sentence == "the grammar of this output cannot be used: the output so far breaks it"
+        assert param == "response_format"
+        assert len(rig.submit(replace(rig.request(), **resumed(tuple(b"12"), None)))) >= 1
+
+    def test_one_that_runs(self, rig):
+        [session_id] = rig.submit(replace(rig.request(max_tokens=10), sampling=self.NUMBER))
+        rig.run()
+        output = rig.out[session_id]
+        assert len(output) == 4
+        assert set(output[:3]) <= set(b"1234")
+        assert (output[3], rig.deltas[session_id][-1].finish_reason) == (256, "stop")
 
 
 class TestEnds:
