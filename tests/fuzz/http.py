@@ -70,8 +70,8 @@ class LoopbackStream:
 class LoopbackTargets:
     """A TargetClient over one toy target, with or without a toy draft, in this thread."""
 
-    def __init__(self, has_draft: bool) -> None:
-        model = ModelConfig(max_model_len=MAX_MODEL_LEN, num_kv_blocks=256)
+    def __init__(self, has_draft: bool, max_model_len: int = MAX_MODEL_LEN) -> None:
+        model = ModelConfig(max_model_len=max_model_len, num_kv_blocks=256)
         draft = model.model_copy(update={"toy_error_rate": 0.2})
         self.engine = load_engine(model)
         draft_engine = load_engine(draft) if has_draft else None
