@@ -3,16 +3,18 @@
 `build_app` is the import path of every Serve YAML. Serve turns the YAML's `args` into an
 `AppConfig` only while the annotation below is a class, so this module must not use
 `from __future__ import annotations`. The options here are defaults: the YAML's `deployments:`
-block overrides them.
+block overrides them. Every further served model has a target, draft and controller deployment of
+its own, whose names end in the model's.
 """
 
 from ray import serve
 from ray.serve import Application
 
-from paceline.config import AppConfig
+from paceline.config import AppConfig, Pool
+from paceline.config.names import CONTROLLER, DRAFTS, GATEWAY, TARGETS
 from paceline.controller.deployment import Controller
 from paceline.draft.deployment import DraftReplica
-from paceline.gateway.deployment import Gateway
+from paceline.gateway.deployment import Gateway, PoolHandles
 from paceline.target.deployment import TargetReplica
 
 # A replica whose pass loop died must be noticed in seconds, not in Serve's default 30.
@@ -23,30 +25,27 @@ _DRAFT_STOP_S = 10
 
 def build_app(config: AppConfig) -> Application:
     """The whole service. With `speculation.method: off` no draft replica is deployed."""
-    controller = serve.deployment(name="Controller", max_ongoing_requests=1000)(Controller).bind(
-        config.controller
-    )
+    gateway = serve.deployment(name=GATEWAY, max_ongoing_requests=1024, **_HEALTH)(Gateway)
+    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools])
+
+
+def _bind_pool(pool: Pool) -> PoolHandles:
+    """One served model's deployments."""
+    config = pool.config
+    controller = serve.deployment(name=f"{CONTROLLER}{pool.suffix}", max_ongoing_requests=1000)(
+        Controller
+    ).bind(config.controller)
     target = serve.deployment(
-        name="TargetReplica",
+        name=f"{TARGETS}{pool.suffix}",
         max_ongoing_requests=1024,
         graceful_shutdown_timeout_s=30,
         **_HEALTH,
     )(TargetReplica).bind(config, controller)
-    bound = []
+    draft = None
     if config.speculation.method != "off":
-        # The gateway never calls it: it is bound so that Serve deploys it with the application.
         draft = serve.deployment(
-            name="DraftReplica",
+            name=f"{DRAFTS}{pool.suffix}",
             graceful_shutdown_timeout_s=config.draft.drain_timeout_s + _DRAFT_STOP_S,
             **_HEALTH,
-        )
-        bound.append(draft(DraftReplica).bind(config, controller))
-    gateway = serve.deployment(name="Gateway", max_ongoing_requests=1024, **_HEALTH)(Gateway)
-    return gateway.bind(
-        config.gateway,
-        config.target.model.source,
-        config.target.model.max_model_len,
-        target,
-        controller,
-        *bound,
-    )
+        )(DraftReplica).bind(config, controller)
+    return PoolHandles(config.gateway, config.target, target, controller, draft)

@@ -100,8 +100,14 @@ class TokenGrammars:
     def check(self, grammar: str, output_token_ids: Sequence[int] = ()) -> None:
         """ValueError, with a sentence, for what can never be generated with here, or not from
         this output on."""
-        if not self.start(grammar).sync(output_token_ids):
+        state = self.start(grammar)
+        if not state.sync(output_token_ids):
             raise ValueError("the output so far breaks it")
+        try:
+            state.bitmask()
+        except ValueError as error:  # it compiles, and nothing can ever be written
+            no_text = "NoExtension" in str(error)
+            raise ValueError("no text fits it") if no_text else error from error
 
     def start(self, grammar: str) -> GrammarState:
         """The state before any output; ValueError as `check`."""

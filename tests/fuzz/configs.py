@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from paceline import models
 from paceline.cli import servefile
-from paceline.config import AppConfig
+from paceline.config import AppConfig, PoolConfig
 from paceline.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,9 @@ def _tree(rng: random.Random, model: type[BaseModel]) -> dict[str, Any]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             deeper = rng.random() < 0.9
             tree[name] = _tree(rng, annotation) if deeper else rng.choice(VALUES)
+        elif annotation == dict[str, PoolConfig] and rng.random() < 0.8:
+            names_of_models = rng.sample(("a/b", "a:b", "toy", "x", "", "#", "ä"), rng.randrange(4))
+            tree[name] = {model: _tree(rng, PoolConfig) for model in names_of_models}
         elif rng.random() < 0.2:
             tree[name] = model.model_fields[name].get_default()
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -12,16 +13,17 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.cli import config_table, servefile
 from paceline.config import AppConfig
+from paceline.gateway import field_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE_FILES = sorted((ROOT / "deploy" / "serve").glob("*.yaml"))
 TABLE_BEGIN, TABLE_END = "<!-- config-table -->\n", "<!-- /config-table -->\n"
-DEPLOYMENTS = {"Gateway", "TargetReplica", "DraftReplica", "Controller"}
 CORES = 2
 
 
 def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
     kinds = [field.annotation for field in model.model_fields.values()]
+    kinds += [inner for kind in kinds for inner in get_args(kind)]
     below = [k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)]
     return [model, *(inner for kind in below for inner in models_in(kind))]
 
@@ -32,6 +34,7 @@ def test_there_are_serve_files() -> None:
         "smollm2-tp3.yaml",
         "smollm2.yaml",
         "toy.yaml",
+        "two-models.yaml",
     ]
 
 
@@ -46,7 +49,8 @@ def test_serve_file_is_valid_and_has_no_unknown_key(path: Path) -> None:
 def test_serve_file_fits_on_two_cores(path: Path) -> None:
     (application,) = yaml.safe_load(path.read_text())["applications"]
     deployments = application["deployments"]
-    assert {d["name"] for d in deployments} == DEPLOYMENTS
+    (app,) = servefile.load(path).apps
+    assert [d["name"] for d in deployments] == list(app.deployments)
     most = {d["name"]: d.get("autoscaling_config", {}).get("max_replicas") for d in deployments}
     cpus = sum(
         (most[d["name"]] or d["num_replicas"]) * d["ray_actor_options"]["num_cpus"]
@@ -63,7 +67,10 @@ def test_serve_admits_more_than_our_own_limits(path: Path) -> None:
     limit = {d["name"]: d["max_ongoing_requests"] for d in application["deployments"]}
     (app,) = file.apps
     assert limit["Gateway"] > app.gateway.max_concurrent_requests
-    assert limit["TargetReplica"] > app.target.max_num_seqs + app.target.max_queued_seqs
+    for pool in app.pools:
+        target = pool.config.target
+        num_admitted = target.max_num_seqs + target.max_queued_seqs
+        assert limit[f"TargetReplica{pool.suffix}"] > num_admitted
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -151,6 +158,12 @@ def test_readme_has_the_table_of_the_schema() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = readme.split(TABLE_BEGIN)[1].split(TABLE_END)[0]
     assert table == config_table.markdown_table(), "run `paceline config-table` and paste it"
+
+
+def test_readme_has_the_table_of_request_fields() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.split("<!-- api-table -->\n")[1].split("<!-- /api-table -->\n")[0]
+    assert table == field_table.markdown_table(), "run `paceline api-table` and paste it"
 
 
 def test_serve_can_see_the_class_of_the_builders_argument() -> None:

@@ -58,6 +58,7 @@ LIMITS: dict[str, str] = {
     ),
     "gateway.request_timeout_s": f"{GATEWAY}/test_lifetime.py::test_deadline",
     "gateway.api_keys": f"{HERE}::test_api_keys_are_bounded",
+    "gateway.max_grammar_bytes": f"{GATEWAY}/test_tool_limits.py::test_as_large_a_grammar",
     "gateway.cors_allow_origins": f"{GATEWAY}/test_surface.py::test_origins_of_every_kind",
     "gateway.api_keys.max_concurrent_requests": (
         f"{GATEWAY}/test_auth.py::test_concurrency_of_one_key"
@@ -139,8 +140,9 @@ NOT_A_LIMIT: dict[str, str] = {
     "gateway.playground": "switch",
     "gateway.api_keys.name": "name",
     "gateway.api_keys.sha256": "name",
-    "models.chat_template": "name",
-    "models.tool_call_format": "kind",
+    **dict.fromkeys(("gateway.chat_template", "models.chat_template"), "name"),
+    **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
+    **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
     "target.alive_interval_s": "pace",
     "target.host": "address",
     "target.port_min": "address",
@@ -173,6 +175,21 @@ NOT_A_LIMIT: dict[str, str] = {
 
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
+    "cli.chat_session:MAX_TURNS": (
+        "unit/cli/test_chat.py::test_the_oldest_turns_are_forgotten_in_pairs"
+    ),
+    "cli.chat_session:MAX_SPECULATION": (
+        "unit/cli/test_chat.py::test_commands_of_the_conversation"
+    ),
+    "cli.chat_talk:MAX_PROMPT_CHARS": "unit/cli/test_chat.py::test_errors_are_one_line_and_exit_1",
+    "cli.doctor_facts:MAX_PORTS_TRIED": (
+        "unit/cli/test_doctor_checks.py::test_no_more_ports_are_tried_than_make_sense"
+    ),
+    "cli.top:MAX_METRICS_BYTES": (
+        "unit/cli/test_top.py::test_what_is_no_metrics_page_gives_no_rates"
+    ),
+    "cli.top_data:MAX_HISTORY": "unit/cli/test_top.py::test_history_is_bounded",
+    "cli.top_view:MAX_ROWS": "unit/cli/test_top.py::test_a_large_fleet_is_cut",
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -201,6 +218,11 @@ CONSTANTS: dict[str, str] = {
     "target.fleet_reporter:CEILINGS_EXPIRE_S": (
         "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
     ),
+    "gateway.tools:MAX_TOOLS": f"{GATEWAY}/test_tool_limits.py::test_as_many_tools",
+    "gateway.tools:MAX_SCHEMA_DEPTH": f"{GATEWAY}/test_tool_limits.py::test_as_deep_a_schema",
+    "gateway.chat:MAX_TEMPLATE_KWARGS": f"{GATEWAY}/test_tool_limits.py::test_as_many_kwargs",
+    "gateway.structured:MAX_GUIDED_CHOICES": f"{GATEWAY}/test_tool_limits.py::test_as_many_choices",
+    "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
     "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
     "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
@@ -267,14 +289,9 @@ CONSTANTS: dict[str, str] = {
     "grammars:MAX_COMPILED_GRAMMARS": (
         "unit/test_grammars.py::test_compiled_grammars_are_kept_up_to_a_limit"
     ),
-    "grammars:MAX_LEXER_STATES": (
-        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
-    ),
-    "grammars:MAX_GRAMMAR_SYMBOLS": (
-        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
-    ),
-    "grammars:STEP_MAX_ITEMS": (
-        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share"
+    **dict.fromkeys(
+        ("grammars:MAX_LEXER_STATES", "grammars:MAX_GRAMMAR_SYMBOLS", "grammars:STEP_MAX_ITEMS"),
+        "unit/test_grammars.py::test_a_grammar_may_not_cost_more_than_its_share",
     ),
     "sampling.params:MAX_GRAMMAR_CHARS": (
         f"{RPC}/test_codec_laws.py::test_as_long_a_grammar_as_there_may_be"

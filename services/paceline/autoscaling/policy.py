@@ -30,6 +30,7 @@ from paceline.autoscaling.reports import (
 
 logger = logging.getLogger("ray.serve")
 
+# Of an application's first model; those of a further one have its name behind a dash.
 TARGETS = "TargetReplica"
 DRAFTS = "DraftReplica"
 # Between two looks at the metrics; the controller asks more often than they can change. The larger
@@ -147,8 +148,9 @@ class FleetPolicy:
     """The policy: `autoscaling_policy: {policy_function: "paceline.autoscaling:FleetPolicy"}`.
 
     It is called with the contexts of all deployments that have an `autoscaling_config`, and
-    returns a number of replicas and a state for each. Another deployment than targets and drafts
-    gets what Serve's own policy would give it.
+    returns a number of replicas and a state for each. The drafts of a model follow the targets of
+    the same model. Another deployment than targets and drafts gets what Serve's own policy would
+    give it.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -165,9 +167,14 @@ class FleetPolicy:
     ) -> tuple[dict[Id, int], dict[Id, dict[str, Any]]]:
         numbers: dict[Id, int] = {}
         states: dict[Id, dict[str, Any]] = {}
-        fleet = _Fleet([c for c in contexts.values() if c.deployment_name == TARGETS])
+        targets: dict[str, list[Context]] = {}
+        for context in contexts.values():
+            kind, pool = _kind_and_pool(context)
+            targets.setdefault(pool, []).extend([context] if kind == TARGETS else [])
+        fleets = {pool: _Fleet(of_pool) for pool, of_pool in targets.items()}
         for key, context in contexts.items():
             try:
+                fleet = fleets[_kind_and_pool(context)[1]]
                 numbers[key], states[key] = self._decide(context, fleet)
             except Exception:
                 # Serve's controller must not stumble over a bug here: all stays as it is.
@@ -196,15 +203,16 @@ class FleetPolicy:
 
     def _demand(self, context: Context, fleet: _Fleet) -> tuple[Demand, bool] | None:
         """And whether everybody that it depends on has reported; None: nothing is known."""
-        if context.deployment_name not in (TARGETS, DRAFTS):
+        kind, _ = _kind_and_pool(context)
+        if kind not in (TARGETS, DRAFTS):
             per_replica = max(EPSILON, context.config.target_ongoing_requests)
             return Demand(0, {"ongoing": context.total_num_requests / per_replica}, {}), True
         targets = fleet.loads
         if not targets:
             # With min_replicas 0 there may be none, and one is needed whatever nobody says.
-            return (Demand(1, {}, {}), False) if context.deployment_name == TARGETS else None
+            return (Demand(1, {}, {}), False) if kind == TARGETS else None
         is_complete = len(targets) == fleet.num_targets
-        if context.deployment_name == TARGETS:
+        if kind == TARGETS:
             per_replica = context.config.target_ongoing_requests
             num_requests = context.total_num_requests
             return target_demand(targets, num_requests, per_replica, self.knobs), is_complete
@@ -219,8 +227,15 @@ class FleetPolicy:
         return True
 
 
+def _kind_and_pool(context: Context) -> tuple[str, str]:
+    """What a deployment does, and for which model; the first one's pool has no name."""
+    kind, _, pool = context.deployment_name.partition("-")
+    return kind, pool
+
+
 class _Fleet:
-    """The targets, read at most once in a call. (A `cached_property` cannot be pickled.)"""
+    """The targets of one pool, read at most once in a call. (A `cached_property` cannot be
+    pickled.)"""
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self._contexts = contexts

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.autoscaling import knob_problems
+from paceline.config.names import DRAFTS, TARGETS, deployment_kind
 
 if TYPE_CHECKING:
     from ray.serve.schema import ServeApplicationSchema
 
 POLICY = "paceline.autoscaling:FleetPolicy"
 KEYS = ("policy_function", "policy_kwargs")
-NEEDED = "TargetReplica"
 
 
 def autoscaling_problems(application: ServeApplicationSchema, where: str) -> list[str]:
@@ -29,9 +29,19 @@ def autoscaling_problems(application: ServeApplicationSchema, where: str) -> lis
     else:
         problems += [f"{where}.policy_kwargs: {problem}" for problem in knob_problems(kwargs)]
     scaled = {d.name for d in application.deployments if "autoscaling_config" in d.model_fields_set}
-    if NEEDED not in scaled:
+    for name in _silent_targets(scaled):
         problems.append(
-            f"{where}: {NEEDED} must have an autoscaling_config (min_replicas may equal "
+            f"{where}: {name} must have an autoscaling_config (min_replicas may equal "
             "max_replicas): without one Serve does not ask targets what they need"
         )
     return problems
+
+
+def _silent_targets(scaled: set[str]) -> list[str]:
+    """Those of every model whose drafts are scaled; the first one's where no targets are."""
+    parted = [deployment_kind(name) for name in sorted(scaled)]
+    asked = {suffix for kind, suffix in parted if kind == TARGETS}
+    needed = [suffix for kind, suffix in parted if kind == DRAFTS]
+    if not asked and not needed:
+        needed = [""]
+    return [f"{TARGETS}{suffix}" for suffix in needed if suffix not in asked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -29,21 +29,24 @@ def rows_of(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, st
             continue
         text = (field.description or "").replace("|", "\\|")
         rows.append((key, _default(field), _allowed(field), text))
-        if get_origin(kind) is tuple:
-            rows += rows_of(get_args(kind)[0], f"{key}[].")
+        items = get_args(kind)[0] if get_origin(kind) is tuple else None
+        if isinstance(items, type) and issubclass(items, BaseModel):
+            rows += rows_of(items, f"{key}[].")
     return rows
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "none" if field.default in ("", ()) else f"`{field.default}`"
+    default = field.get_default(call_default_factory=True)
+    return "none" if default in ("", (), {}, None) else f"`{default}`"
 
 
 def _allowed(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is tuple:
-        return "a list"
-    if get_origin(field.annotation) is not None:
+    kind = get_origin(field.annotation)
+    if kind in (tuple, dict):
+        return "a list" if kind is tuple else "a mapping"
+    if kind is Literal:
         return ", ".join(f"`{value}`" for value in get_args(field.annotation))
     bounds = [
         f"{sign} {_number(value)}"

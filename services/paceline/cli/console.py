@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -21,6 +22,21 @@ from paceline.models import Progress
 # soft_wrap: a long line (a curl command, a path) stays one line when it is copied or piped.
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+# Nobody's row is longer; what is, is folded.
+PIPE_COLUMNS = 1000
+
+
+def print_rows(table: RenderableType) -> None:
+    """Fits a terminal; in a pipe every row is one line, whatever its length, for grep and cut."""
+    if out.is_terminal:
+        out.print(table, soft_wrap=False)
+        return
+    wide = Console(width=PIPE_COLUMNS, file=io.StringIO(), color_system=None)
+    wide.print(table)
+    for line in wide.file.getvalue().splitlines():  # type: ignore[attr-defined]
+        out.print(line.rstrip(), markup=False)
 
 
 def print_error(message: str) -> None:

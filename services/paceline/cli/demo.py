@@ -53,13 +53,17 @@ def at(url: str, request: DemoRequest, max_rows: int, api_key: str = "") -> bool
         raise PacelineError(f"no answer from {url}: {error}") from error
 
 
-def client(url: str, api_key: str) -> httpx.Client:
-    """Raises ConfigError for a key that is no header; does not show it."""
+def client(url: str, api_key: str, timeout_s: float = REQUEST_TIMEOUT_S) -> httpx.Client:
+    """Raises ConfigError for a key that is no header, without showing it, and PacelineError for
+    what is no URL."""
     key = api_key.strip()
     if not key.isascii() or not key.isprintable():
         raise ConfigError("PACELINE_API_KEY is no API key: it has characters that no key has")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=REQUEST_TIMEOUT_S)
+    try:
+        return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=timeout_s)
+    except httpx.InvalidURL as error:
+        raise PacelineError(f"no answer from {url}: {error}") from error
 
 
 def _run(http: httpx.Client, request: DemoRequest, max_rows: int) -> bool:

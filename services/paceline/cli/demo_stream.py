@@ -63,12 +63,20 @@ class Round:
 
 @dataclass(slots=True)
 class Answer:
-    """What one request brought. `seconds` run from sending it to the last byte."""
+    """What one request brought. `seconds` run from sending it to the last byte.
+
+    `text` is all that the model wrote, `content` what belongs into the conversation: a thinking
+    model's reasoning is in the first only.
+    """
 
     text: str = ""
     num_tokens: int = 0
     seconds: float = 0.0
     rounds: list[Round] = field(default_factory=list)
+    content: str = ""
+    finish_reason: str = ""
+    num_prompt_tokens: int = 0
+    first_text_s: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -96,9 +104,17 @@ def model_name(http: httpx.Client) -> str:
     return str(_checked(http.get("/v1/models"))["data"][0]["id"])
 
 
-def stream_chat(http: httpx.Client, body: dict[str, Any], show: Callable[[Piece], None]) -> Answer:
-    """Send `body` and call `show` for each piece of text as it arrives."""
-    answer = Answer()
+def stream_chat(
+    http: httpx.Client,
+    body: dict[str, Any],
+    show: Callable[[Piece], None],
+    answer: Answer | None = None,
+) -> Answer:
+    """Send `body` and call `show` for each piece of text as it arrives.
+
+    `answer` is filled as it comes: who interrupts this has what came until then.
+    """
+    answer = Answer() if answer is None else answer
     begun = time.perf_counter()
     with http.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
@@ -106,6 +122,8 @@ def stream_chat(http: httpx.Client, body: dict[str, Any], show: Callable[[Piece]
             _checked(response)
         for chunk in _events(response.iter_lines()):
             for piece in _take(chunk, answer):
+                if answer.first_text_s is None:
+                    answer.first_text_s = time.perf_counter() - begun
                 answer.text += piece.text
                 show(piece)
     answer.seconds = time.perf_counter() - begun
@@ -129,13 +147,18 @@ def _take(chunk: dict[str, Any], answer: Answer) -> list[Piece]:
         raise PacelineError(chunk["error"]["message"])
     if usage := chunk.get("usage"):
         answer.num_tokens = usage["completion_tokens"]
+        answer.num_prompt_tokens = usage.get("prompt_tokens", 0)
+    choices = chunk.get("choices", [])
+    deltas = [choice["delta"].get("content") for choice in choices]
+    answer.content += "".join(text for text in deltas if text)
+    for choice in choices:
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     speculation = chunk.get("speculation") or {}
     names = Round.__slots__
     for item in speculation.get("rounds", []):
         answer.rounds.append(Round(**{name: item[name] for name in names}))
     if pieces := speculation.get("pieces"):
         return [Piece(item["text"], item["origin"]) for item in pieces]
-    deltas = [choice["delta"].get("content") for choice in chunk.get("choices", [])]
     return [Piece(text, "plain") for text in deltas if text]
 
 

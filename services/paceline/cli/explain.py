@@ -4,28 +4,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli.console import out
+from paceline.cli.options import DEFAULT_URL, ApiKey, Url
+from paceline.cli.values import Json
 from paceline.errors import PacelineError
 
-Url = Annotated[str, typer.Option(help="The service, as in http://127.0.0.1:8000.")]
-ApiKey = Annotated[
-    str,
-    typer.Option(
-        envvar="PACELINE_API_KEY",
-        show_default=False,
-        help="For a service with keys. Others on this machine see options, not variables.",
-    ),
-]
+if TYPE_CHECKING:
+    import httpx
+
 AsJson = Annotated[bool, typer.Option("--json", help="The gateway's answer as it is.")]
 
 
-def explain(
-    url: Url = "http://127.0.0.1:8000", api_key: ApiKey = "", as_json: AsJson = False
-) -> None:
+def explain(url: Url = DEFAULT_URL, api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Say why each target of a running service drafts as far as it does."""
     from paceline.cli.explain_view import show_fleet
 
@@ -36,15 +30,20 @@ def explain(
         show_fleet(out, fleet)
 
 
-def fetch_fleet(url: str, api_key: str) -> dict[str, Any]:
+def fetch_fleet(url: str, api_key: str) -> Json:
     """What GET /fleet says. Raises PacelineError with a sentence for anything else."""
-    import httpx
-
     from paceline.cli.demo import client
 
+    with client(url, api_key) as http:
+        return get_fleet(http, url)
+
+
+def get_fleet(http: httpx.Client, url: str) -> Json:
+    """`fetch_fleet` over a connection that is there already."""
+    import httpx
+
     try:
-        with client(url, api_key) as http:
-            response = http.get("/fleet")
+        response = http.get("/fleet")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise PacelineError(f"no answer from {url}: {error}") from error
     try:

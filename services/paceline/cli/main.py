@@ -11,13 +11,22 @@ from paceline import __version__, models
 from paceline.cli.bench_autoscale import bench_autoscale
 from paceline.cli.bench_live import bench_live
 from paceline.cli.bench_orchestration import bench_orchestration
-from paceline.cli.console import err, out, print_error, progress_display
+from paceline.cli.chat import chat
+from paceline.cli.console import err, out, print_error, print_rows, progress_display
+from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.simulate import simulate
+from paceline.cli.top import top
+from paceline.cli.values import json_line
 from paceline.errors import PacelineError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+EXIT_CODES = (
+    "Exit codes: 0 all is well, 1 it failed (one line on stderr says why), 2 the command line is "
+    "wrong, 130 interrupted. Colors on a terminal only, and never with NO_COLOR set."
+)
+SERVE, TRY, MEASURE, OPERATE = "Serve", "Try", "Measure", "Operate"
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO_CONFIG = REPOSITORY / "deploy" / "serve" / "smollm2.yaml"
 
@@ -38,44 +47,52 @@ class Commands(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Speculative decoding as a distributed service.",
+    help="Speculative decoding as a distributed service.\n\n\b\nExamples:\n"
+    "  paceline demo\n"
+    "  paceline serve deploy/serve/smollm2.yaml\n"
+    "  paceline chat",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
 )
 models_app = typer.Typer(help="Download, list and check the demo models.", no_args_is_help=True)
-app.add_typer(models_app, name="models")
 bench_app = typer.Typer(help="Benchmarks.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
 bench_app.command("orchestration")(bench_orchestration)
 bench_app.command("live")(bench_live)
 bench_app.command("autoscale")(bench_autoscale)
-app.command()(simulate)
-app.command()(explain)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: the file's.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")]
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    out.print(__version__)
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
-@app.command()
+@app.command(rich_help_panel=SERVE)
 def serve(
     config: Annotated[Path, typer.Argument(help="A Serve YAML, such as deploy/serve/toy.yaml.")],
     port: Port = None,
     host: Host = None,
 ) -> None:
-    """Serve a Serve YAML on this machine, on a Ray of its own, until Ctrl-C."""
+    """Serve a Serve YAML on this machine, on a Ray of its own, until Ctrl-C.
+
+    \b
+    Examples:
+      paceline serve deploy/serve/toy.yaml
+      paceline serve deploy/serve/smollm2.yaml --port 9000
+    """
     from paceline.cli.serve import serve as run
 
     run(config, host, port)
 
 
-@app.command()
+app.add_typer(models_app, name="models", rich_help_panel=SERVE)
+app.command(rich_help_panel=TRY)(chat)
+
+
+@app.command(rich_help_panel=TRY)
 def demo(
     prompt: Annotated[str, typer.Option(help="What to ask.")] = "Why is the sky blue?",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
@@ -94,7 +111,13 @@ def demo(
         ),
     ] = "",
 ) -> None:
-    """Stream a chat with its tokens colored by origin, then compare with no draft."""
+    """Stream a chat with its tokens colored by origin, then compare with no draft.
+
+    \b
+    Examples:
+      paceline demo
+      paceline demo --prompt "Write a haiku." --url http://127.0.0.1:8000
+    """
     from paceline.cli.demo import at, on_this_machine
     from paceline.cli.demo_stream import DemoRequest
 
@@ -107,7 +130,14 @@ def demo(
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
+app.command(rich_help_panel=MEASURE)(simulate)
+app.command(rich_help_panel=OPERATE)(doctor)
+app.command(rich_help_panel=OPERATE)(top)
+app.command(rich_help_panel=OPERATE)(explain)
+
+
+@app.command(rich_help_panel=OPERATE)
 def key(name: Annotated[str, typer.Argument(help="How logs call the key's holder.")]) -> None:
     """Make an API key: the key on stdout, once; the lines for the Serve YAML on stderr."""
     from paceline.cli.keys import new_key
@@ -132,28 +162,34 @@ def models_fetch(
 
 
 @models_app.command("list")
-def models_list() -> None:
+def models_list(as_json: AsJson = False) -> None:
     """List the aliases and whether each is in the cache."""
-    for alias in models.ALIASES.values():
-        try:
-            where = str(models.resolve(alias.name))
-        except PacelineError as error:
-            where = str(error)
-        out.print(f"{alias.name}: {alias.description}\n  {where}", markup=False)
+    from paceline.cli import models_view
+
+    found = models_view.states()
+    if as_json:
+        out.print(json_line(found), markup=False)
+    else:
+        print_rows(models_view.table(found))
 
 
 @models_app.command("verify")
 def models_verify(
     names: Annotated[list[str] | None, typer.Argument(help="Aliases; default: all.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read every byte of the cached models and compare the checksums."""
     with progress_display() as progress:
-        folders = [models.verify(name, progress) for name in names or models.ALIASES]
-    for folder in folders:
+        folders = {name: models.verify(name, progress) for name in names or models.ALIASES}
+    if as_json:
+        found = [{"name": n, "folder": str(f), "is_ok": True} for n, f in folders.items()]
+        out.print(json_line(found), markup=False)
+        return
+    for folder in folders.values():
         out.print(f"{folder}: ok", markup=False)
 
 
-@app.command()
+@app.command(rich_help_panel=OPERATE)
 def certs(
     folder: Annotated[Path, typer.Argument(help="Where the files go; made if missing.")],
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long they are valid.")] = 365,
@@ -164,6 +200,20 @@ def certs(
     from paceline.cli.certs import certs as make
 
     make(folder, days, force=force, renew=renew)
+
+
+@app.command(rich_help_panel=OPERATE)
+def version(as_json: AsJson = False) -> None:
+    """Print the version."""
+    out.print(json_line({"version": __version__}) if as_json else __version__, markup=False)
+
+
+@app.command("api-table", hidden=True)
+def api_table() -> None:
+    """Print the README's table of request fields."""
+    from paceline.cli.api_table import markdown_table
+
+    out.print(markdown_table(), markup=False, end="")
 
 
 @app.command("config-table", hidden=True)

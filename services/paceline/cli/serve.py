@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.markup import escape
+
 from paceline import models
 from paceline.cli import cluster, servefile
 from paceline.cli.console import err, out, progress_display, status_display
 from paceline.cli.fetch import fetch
+from paceline.config import Pool
 from paceline.errors import ConfigError, PacelineError
 from paceline.rpc.certificates import Role, read_identity
 
 WATCH_S = 1.0
+ADAPTER_CONFIG = "adapter_config.json"
 EXAMPLE_PROMPT = "Why is the sky blue?"
 
 
@@ -40,6 +45,8 @@ def prefetch(file: servefile.ServeFile) -> None:
 
     Also refuses a pair that the target would refuse at every handshake.
     """
+    for pool in file.pools:
+        _check_adapters(pool)
     folders: dict[str, Path] = {}
     with progress_display() as progress:
         for source in file.sources:
@@ -47,9 +54,9 @@ def prefetch(file: servefile.ServeFile) -> None:
                 folders[source] = fetch(source, progress)
             elif source not in models.BUILTIN_SOURCES:
                 folders[source] = models.resolve(source)
-    for app in file.apps:
-        if app.speculation.method == "model":
-            _check_tokenizers(folders, app.target.model.source, app.draft.model.source)
+    for pool in file.pools:
+        if pool.config.speculation.method == "model":
+            _check_tokenizers(folders, pool)
 
 
 def check_certificates(file: servefile.ServeFile) -> None:
@@ -60,14 +67,29 @@ def check_certificates(file: servefile.ServeFile) -> None:
                 read_identity(Path(app.rpc.tls_dir), role, datetime.now(UTC))
 
 
-def _check_tokenizers(folders: Mapping[str, Path], target: str, draft: str) -> None:
+def _check_adapters(pool: Pool) -> None:
+    """Whether there is something to load; whether it fits the model is for the target to say."""
+    target = pool.config.target
+    for name, folder in target.adapters.items():
+        path = f"{pool.where}target.adapters: {name}"
+        if target.model.source in models.BUILTIN_SOURCES:
+            raise ConfigError(f"{path}: the {target.model.source} engine has no weights to adapt")
+        if not os.path.isfile(os.path.join(os.path.expanduser(folder), ADAPTER_CONFIG)):
+            raise ConfigError(
+                f"{path}: {folder!r} is no folder of PEFT: it has no {ADAPTER_CONFIG}"
+            )
+
+
+def _check_tokenizers(folders: Mapping[str, Path], pool: Pool) -> None:
     """Built-in engines have no folder; whether they fit is for the handshake to say."""
+    target, draft = pool.config.target.model.source, pool.config.draft.model.source
     if target not in folders or draft not in folders:
         return
     if models.tokenizer_hash(folders[target]) != models.tokenizer_hash(folders[draft]):
         raise ConfigError(
-            f"target.model.source {target!r} and draft.model.source {draft!r} have different "
-            "tokenizers: choose a draft made for this target, or set speculation.method: 'off'"
+            f"{pool.where}target.model.source {target!r} and draft.model.source {draft!r} have "
+            "different tokenizers: choose a draft made for this target, or set "
+            "speculation.method: 'off'"
         )
 
 
@@ -77,9 +99,10 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     try:
         with started(config, host, port) as (url, model):
             ready = True
-            out.print(f"[bold green]ready[/] {model} at {url} (Ctrl-C stops it)\n")
-            needs_key = servefile.load(config).needs_key
-            out.print(curl_line(url, model, needs_key), markup=False)
+            file = servefile.load(config)
+            names = ", ".join(map(escape, file.served_model_names))
+            out.print(f"[bold green]ready[/] {names} at {url} (Ctrl-C stops it)\n")
+            out.print(curl_line(url, model, file.needs_key), markup=False)
             while not (dead := cluster.dead_ray_processes()):
                 time.sleep(WATCH_S)
             raise PacelineError(f"Ray ended unexpectedly ({', '.join(dead)})")

@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from paceline.cli.autoscaling_keys import autoscaling_problems
-from paceline.config import AppConfig
+from paceline.config import AppConfig, Pool
 from paceline.config.live import check_user_config
+from paceline.config.names import DRAFTS, deployment_kind
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,9 +36,14 @@ class ServeFile:
     @property
     def sources(self) -> list[str]:
         """Every model that the file names, once, targets first."""
-        models = [app.target.model.source for app in self.apps]
-        models += [app.draft.model.source for app in self.apps]
+        models = [pool.config.target.model.source for pool in self.pools]
+        models += [pool.config.draft.model.source for pool in self.pools]
         return list(dict.fromkeys(models))
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Those of all applications."""
+        return [pool for app in self.apps for pool in app.pools]
 
     @property
     def needs_key(self) -> bool:
@@ -47,6 +53,11 @@ class ServeFile:
     @property
     def served_model_name(self) -> str:
         return self.apps[0].gateway.served_model_name
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """Of the first application, which is the one that is waited for: models and adapters."""
+        return self.apps[0].served_model_names
 
 
 def load(path: Path) -> ServeFile:
@@ -73,12 +84,33 @@ def load(path: Path) -> ServeFile:
         except ValidationError as error:
             problems += validation_problems(error, f"applications.{index}.args")
         else:
+            problems += _unknown_deployments(application, apps[-1], f"applications.{index}")
             problems += _user_config_problems(application, apps[-1], f"applications.{index}")
     if not problems and not apps:
         problems.append(f"no application has import_path {BUILDER}")
     if problems:
         raise ConfigError(f"{path}: {'; '.join(problems)}")
     return ServeFile(path, schema, tuple(apps))
+
+
+def _unknown_deployments(
+    application: ServeApplicationSchema, app: AppConfig, where: str
+) -> list[str]:
+    """What Serve would refuse when everything else has started."""
+    problems = []
+    for deployment in application.deployments:
+        if deployment.name in app.deployments:
+            continue
+        kind, suffix = deployment_kind(deployment.name)
+        if kind == DRAFTS and any(pool.suffix == suffix for pool in app.pools):
+            hint = "there are no drafts where speculation.method is off"
+        else:
+            close = difflib.get_close_matches(deployment.name, app.deployments, n=1)
+            hint = (
+                f"did you mean {close[0]}?" if close else f"there are {', '.join(app.deployments)}"
+            )
+        problems.append(f"{where}: no deployment is called {deployment.name} ({hint})")
+    return problems
 
 
 def _user_config_problems(
@@ -89,6 +121,8 @@ def _user_config_problems(
     for deployment in application.deployments:
         if "user_config" not in deployment.model_fields_set or deployment.user_config is None:
             continue
+        if deployment.name not in app.deployments:
+            continue  # said already
         prefix = f"{where}.{deployment.name}.user_config"
         try:
             check_user_config(deployment.name, deployment.user_config, app)

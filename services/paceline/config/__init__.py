@@ -2,14 +2,27 @@
 
 `AppConfig()` alone runs the toy model. It arrives as `applications[].args` of a Serve YAML.
 Replica counts, CPUs, GPUs and autoscaling live in that YAML's `deployments:` block, never here.
+The top-level `target`, `draft` and `speculation` are the first served model; `models` has more,
+each with replicas of its own.
 """
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from dataclasses import dataclass
+
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config.gateway import ApiKeyConfig, GatewayConfig
 from paceline.config.model import ModelConfig
+from paceline.config.names import (
+    CONTROLLER,
+    DRAFTS,
+    GATEWAY,
+    TARGETS,
+    check_model_name,
+    deployment_suffix,
+)
+from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
 from paceline.config.section import Section
@@ -22,15 +35,12 @@ __all__ = [
     "DraftConfig",
     "GatewayConfig",
     "ModelConfig",
+    "Pool",
+    "PoolConfig",
     "RpcConfig",
     "SpeculationConfig",
     "TargetConfig",
 ]
-
-# An OpenSession carries a sequence's whole text: no token id needs more bytes than this on the
-# wire, and the rest of the message (1024 logit biases are most of it) fits into the slack.
-TOKEN_ID_BYTES = 5
-MESSAGE_SLACK_BYTES = 16 << 10
 
 
 class AppConfig(Section):
@@ -46,36 +56,85 @@ class AppConfig(Section):
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
     )
+    models: dict[str, PoolConfig] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="more served models by name: target, draft, speculation, chat_template, "
+        "tool_call_format, reasoning_format",
+    )
+
+    @field_validator("models")
+    @classmethod
+    def _model_names(cls, models: dict[str, PoolConfig]) -> dict[str, PoolConfig]:
+        for name in models:
+            check_model_name(name)
+        return models
 
     @model_validator(mode="after")
-    def _silence(self) -> AppConfig:
-        if self.gateway.target_silence_s <= 2 * self.target.alive_interval_s:
-            raise ValueError("gateway.target_silence_s must be > 2 * target.alive_interval_s")
+    def _distinct_names(self) -> AppConfig:
+        check_names(self.gateway.served_model_name, self.target, self.models)
         return self
 
     @model_validator(mode="after")
-    def _outbox(self) -> AppConfig:
-        # One pass queues at most a verdict and an open or close per sequence.
-        if self.rpc.max_outbox_messages < 2 * self.target.max_num_seqs:
-            raise ValueError("rpc.max_outbox_messages must be >= 2 * target.max_num_seqs")
+    def _consistent_pools(self) -> AppConfig:
+        check_pool("", self.target, self.draft, self.gateway, self.rpc)
+        for name, pool in self.models.items():
+            check_pool(pool_path(name), pool.target, pool.draft, self.gateway, self.rpc)
         return self
 
-    @model_validator(mode="after")
-    def _whole_texts_travel(self) -> AppConfig:
-        lengths = {
-            "target.model.max_model_len": self.target.model.max_model_len,
-            "draft.model.max_model_len": self.draft.model.max_model_len,
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """Every served model with replicas of its own, the top-level one first."""
+        first = self.model_copy(update={"models": {}})
+        more = [
+            Pool(name, deployment_suffix(name), pool_path(name), self._config_of(name, pool))
+            for name, pool in self.models.items()
+        ]
+        return (Pool(self.gateway.served_model_name, "", "", first), *more)
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """What requests may name: of each pool its model, then its adapters."""
+        return tuple(
+            name for pool in self.pools for name in (pool.name, *pool.config.target.adapters)
+        )
+
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        """Names of the application's Serve deployments."""
+        return (GATEWAY, *(name for pool in self.pools for name in pool.deployments))
+
+    def _config_of(self, name: str, pool: PoolConfig) -> AppConfig:
+        """The configuration of an application that serves only this further model."""
+        gateway = {
+            "served_model_name": name,
+            "chat_template": pool.chat_template,
+            "tool_call_format": pool.tool_call_format,
+            "reasoning_format": pool.reasoning_format,
         }
-        name, longest = max(lengths.items(), key=lambda item: item[1])
-        if self.rpc.max_tokens_per_item < longest:
-            raise ValueError(
-                f"rpc.max_tokens_per_item must be >= {name} ({longest}): the longest text "
-                "goes to a draft in one message"
-            )
-        num_bytes = TOKEN_ID_BYTES * longest + MESSAGE_SLACK_BYTES
-        if self.rpc.max_message_bytes < num_bytes:
-            raise ValueError(
-                f"rpc.max_message_bytes must be >= {num_bytes} for {name} ({longest}): the "
-                "longest text goes to a draft in one message"
-            )
-        return self
+        parts = {
+            "gateway": self.gateway.model_copy(update=gateway),
+            "target": pool.target,
+            "draft": pool.draft,
+            "speculation": pool.speculation,
+            "models": {},
+        }
+        return self.model_copy(update=parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One served model's replicas: the end of their deployments' names, the path of their settings
+    (both empty for the first), and `config` as if there were no other."""
+
+    name: str
+    suffix: str
+    where: str
+    config: AppConfig
+
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        """Without speculation there are no drafts."""
+        has_drafts = self.config.speculation.method != "off"
+        kinds = (TARGETS, *([DRAFTS] if has_drafts else []), CONTROLLER)
+        return tuple(f"{kind}{self.suffix}" for kind in kinds)

@@ -111,6 +111,9 @@ class GatewayConfig(Section):
     tool_call_format: Literal["auto", "hermes", "llama3_json"] = Field(
         "auto", description="how the model writes tool calls; auto: what its template shows"
     )
+    reasoning_format: Literal["auto", "think", "none"] = Field(
+        "auto", description="whether <think> text is split off; auto: if the template knows it"
+    )
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -1,5 +1,5 @@
-"""What may change while a deployment runs: `user_config` of TargetReplica and Controller in a
-Serve YAML (`serve deploy` again; no replica restarts).
+"""What may change while a deployment runs: `user_config` of TargetReplica and Controller (of any
+pool: TargetReplica-NAME) in a Serve YAML (`serve deploy` again; no replica restarts).
 
 A field that is not given keeps the value of `args`. Unknown keys fail, as everywhere.
 """
@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from paceline.config import AppConfig
+from paceline.config.names import CONTROLLER, TARGETS, deployment_kind
 from paceline.config.replicas import ControllerConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
@@ -60,18 +61,20 @@ class LiveControllerConfig(Section):
 def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> None:
     """What a replica would say of its `user_config`, before there is one. Raises ValidationError;
     ValueError for a deployment that has no knobs."""
-    if deployment == "TargetReplica":
+    kind, suffix = deployment_kind(deployment)
+    pool = next((pool for pool in config.pools if pool.suffix == suffix), None)
+    if kind == TARGETS and pool is not None:
         live = LiveTargetConfig.model_validate(user_config)
-        if config.speculation.method == "off" and live.method == "model":
+        if pool.config.speculation.method == "off" and live.method == "model":
             raise ValueError(
-                "method: args.speculation.method is off, so there are no draft replicas: set it "
-                "to model there"
+                f"method: args.{pool.where}speculation.method is off, so there are no draft "
+                "replicas: set it to model there"
             )
-        live.apply(config.speculation)
-    elif deployment == "Controller":
+        live.apply(pool.config.speculation)
+    elif kind == CONTROLLER and pool is not None:
         LiveControllerConfig.model_validate(user_config).apply(config.controller)
     else:
-        raise ValueError(f"{deployment} takes no user_config: TargetReplica and Controller do")
+        raise ValueError(f"{deployment} takes no user_config: {TARGETS} and {CONTROLLER} do")
 
 
 def _given(section: Section) -> dict[str, Any]:

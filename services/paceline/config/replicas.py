@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config.model import ModelConfig
+from paceline.config.names import check_model_name
 from paceline.config.section import Section
 
 
@@ -35,6 +36,20 @@ class TargetConfig(Section):
     host: str = Field("127.0.0.1", description="address the Speculation server binds")
     port_min: int = Field(52000, ge=1024, le=65535, description="first port to try")
     port_max: int = Field(52999, ge=1024, le=65535, description="last port to try")
+    adapters: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="LoRA adapters: served model name -> PEFT folder",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _adapter_names(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name, folder in adapters.items():
+            check_model_name(name)
+            if not folder:
+                raise ValueError(f"{name} has no folder: name the one that PEFT saved it in")
+        return adapters
 
     @model_validator(mode="after")
     def _ports(self) -> TargetConfig:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the routes' annotations as classes.
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -9,14 +10,27 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Scope
 
+import paceline
+from paceline.config import GatewayConfig
 from paceline.errors import RequestError
-from paceline.gateway.auth import AuthMiddleware, Keyring
+from paceline.gateway.auth import AuthMiddleware, Keyring, route_path
+from paceline.gateway.docs import add_docs_routes
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
+from paceline.gateway.metrics import CONTENT_TYPE, OTHER
 from paceline.gateway.plan import Endpoint
+from paceline.gateway.playground import add_playground_routes
 from paceline.gateway.responses import Json, model_body
 from paceline.gateway.service import GatewayService
+from paceline.gateway.tokenization import add_tokenization_routes
+from paceline.gateway.trace import TRACE_ID_HEADER
+
+METRICS_PATH = "/metrics"
+# A browser may keep a preflight's answer so long.
+CORS_MAX_AGE_S = 600
 
 
 def build_api(
@@ -24,8 +38,8 @@ def build_api(
     adds_request_id: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """An ASGI app over one service; serves no schema pages. `adds_request_id` is False where the
-    server around it already answers with an x-request-id."""
+    """An ASGI app over one service. `adds_request_id` is False where the server around it already
+    answers with an x-request-id."""
     config = service.config
     keyring = Keyring(config.api_keys, config.isolates_prefix_cache, monotonic)
 
@@ -36,6 +50,7 @@ def build_api(
 
     app = FastAPI(
         title="Paceline",
+        version=paceline.__version__,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -43,18 +58,66 @@ def build_api(
         lifespan=lifespan,
     )
     # The last one added is the outermost.
-    app.add_middleware(AuthMiddleware, keyring=keyring)
+    more_public = (METRICS_PATH,) if config.public_metrics else ()
+    app.add_middleware(AuthMiddleware, keyring=keyring, more_public=more_public)
     app.add_middleware(
         EdgeMiddleware,
         adds_request_id=adds_request_id,
         max_header_bytes=config.max_header_bytes,
         write_timeout_s=config.write_timeout_s,
+        on_end=AnswerCounter(app, service),
     )
+    _add_cors(app, config)
     app.add_exception_handler(HTTPException, http_exception_response)
     _add_generation_routes(app, service)
+    add_tokenization_routes(app, service)
     _add_model_routes(app, service)
     _add_probe_routes(app, service)
+    add_docs_routes(app)
+    if config.playground:
+        add_playground_routes(app)
     return app
+
+
+def _add_cors(app: FastAPI, config: GatewayConfig) -> None:
+    """Outside the edge, so that errors can be read by those pages too. Keys travel in a header
+    that the page itself sets: cookies are neither needed nor allowed."""
+    if config.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_allow_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", TRACE_ID_HEADER.decode(), "retry-after"],
+            max_age=CORS_MAX_AGE_S,
+        )
+
+
+class AnswerCounter:
+    """Counts every answer by its route; the routes are those at the first one."""
+
+    def __init__(self, app: FastAPI, service: GatewayService) -> None:
+        self._app = app
+        self._metrics = service.metrics
+        self._exact: frozenset[str] | None = None
+        self._by_prefix: tuple[tuple[str, str], ...] = ()
+
+    def __call__(self, scope: Scope, status: int, error: RequestError | None) -> None:
+        self._metrics.answer(self._label(route_path(scope)), status)
+        if error is not None:
+            self._metrics.refusal(error.code)
+
+    def _label(self, path: str) -> str:
+        if self._exact is None:
+            paths = [str(getattr(route, "path", "")) for route in self._app.routes]
+            self._exact = frozenset(path for path in paths if "{" not in path)
+            self._by_prefix = tuple((path.split("{")[0], path) for path in paths if "{" in path)
+        if path in self._exact:
+            return path
+        for prefix, label in self._by_prefix:
+            if path.startswith(prefix):
+                return label.replace(":path}", "}")
+        return OTHER
 
 
 def _add_generation_routes(app: FastAPI, service: GatewayService) -> None:
@@ -69,7 +132,7 @@ def _add_generation_routes(app: FastAPI, service: GatewayService) -> None:
 
 def _add_model_routes(app: FastAPI, service: GatewayService) -> None:
     bodies = {
-        name: model_body(name, service.started_s, model.max_model_len)
+        name: model_body(name, service.started_s, model.max_model_len, model.parent)
         for name, model in service.models.items()
     }
 
@@ -96,3 +159,11 @@ def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
         except RequestError as error:
             return error_response(error)
         return JSONResponse({"status": "ready"})
+
+    @app.api_route("/version", methods=["GET", "HEAD"])
+    async def version() -> Json:
+        return {"version": paceline.__version__}
+
+    @app.get(METRICS_PATH)
+    async def metrics() -> Response:
+        return Response(await asyncio.to_thread(service.metrics.render), media_type=CONTENT_TYPE)

@@ -149,8 +149,8 @@ class Assembler:
         parts = self._parser.push("".join(segment.text for segment in segments))
         if self.finish_reason:
             parts += self._parser.finish()
-            is_called = self._parser.num_calls > 0 and self._rules.names_calls
-            if is_called and self.finish_reason == "stop":
+            is_called = self._parser.num_calls > 0 and not self._parser.is_call_open
+            if is_called and self._rules.names_calls and self.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         return tuple(parts)
 

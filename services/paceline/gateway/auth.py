@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,8 +19,10 @@ from paceline.config import ApiKeyConfig
 from paceline.errors import AuthenticationError, OverloadedError, RequestError
 from paceline.gateway.places import Places
 
-# What load balancers ask without a key. They tell nothing but whether requests are answered.
-PUBLIC_PATHS = frozenset({"/health", "/ready"})
+# What load balancers ask without a key, and what is the same wherever Paceline runs: pages and
+# their files, which ask for the key themselves.
+PUBLIC_PATHS = frozenset({"/health", "/ready", "/version", "/", "/docs", "/openapi.json"})
+PUBLIC_PREFIXES = ("/static/",)
 PUBLIC_METHODS = frozenset({"GET", "HEAD"})
 # Longer than any key that we make, shorter than what is worth hashing.
 MAX_KEY_BYTES = 512
@@ -134,12 +136,13 @@ class Keyring:
 class AuthMiddleware:
     """Denies by default: what is not public needs a key, whether or not such a route exists."""
 
-    def __init__(self, app: ASGIApp, keyring: Keyring) -> None:
+    def __init__(self, app: ASGIApp, keyring: Keyring, more_public: Collection[str] = ()) -> None:
         self._app = app
         self._keyring = keyring
+        self._public = PUBLIC_PATHS | set(more_public)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_public(scope):
+        if scope["type"] == "http" and not self._is_public(scope):
             sent = [value for name, value in scope["headers"] if name == b"authorization"]
             scope[_CALLER] = self._keyring.admit(sent)
         elif scope["type"] == "websocket":
@@ -147,6 +150,18 @@ class AuthMiddleware:
             await send({"type": "websocket.close", "code": 1000})
             return
         await self._app(scope, receive, send)
+
+    def _is_public(self, scope: Scope) -> bool:
+        path = route_path(scope)
+        is_known = path in self._public or path.startswith(PUBLIC_PREFIXES)
+        return is_known and scope["method"] in PUBLIC_METHODS
+
+
+def route_path(scope: Scope) -> str:
+    """The path as routes spell it, wherever the app is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 def caller_of(scope: Scope) -> Caller:
@@ -159,13 +174,6 @@ def cache_salt(name: str) -> int:
     """A u64 for a key's name, never 0. Nothing that a client sends has a part in it."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"paceline-cache")
     return int.from_bytes(digest.digest()) or 1
-
-
-def _is_public(scope: Scope) -> bool:
-    path, root = scope["path"], scope.get("root_path", "")
-    if root and path.startswith(f"{root}/"):
-        path = path[len(root) :]
-    return path in PUBLIC_PATHS and scope["method"] in PUBLIC_METHODS
 
 
 def _refusal(message: str) -> AuthenticationError:

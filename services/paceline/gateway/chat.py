@@ -5,7 +5,6 @@ Pure. Knows no chat template: whether a model can use tools is for its tokenizer
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -53,9 +52,15 @@ class FunctionCallBody(Body):
     name: str = Field(pattern=FUNCTION_NAME)
     arguments: str
 
+    @property
+    def parsed_arguments(self) -> dict[str, Any] | None:
+        """None where they are no JSON object. Some clients write nothing for none."""
+        value = fields.json_or_none(self.arguments) if self.arguments else {}
+        return value if isinstance(value, dict) else None
+
     @model_validator(mode="after")
     def _arguments_are_an_object(self) -> Self:
-        if not isinstance(fields.json_or_none(self.arguments), dict):
+        if self.parsed_arguments is None:
             raise PydanticCustomError(
                 "arguments", "'arguments' must be a JSON object, written as a string."
             )
@@ -123,7 +128,7 @@ class MessageBody(Body):
 
     def as_message(self) -> ChatMessage:
         calls = tuple(
-            ToolCall(call.id, call.function.name, json.loads(call.function.arguments))
+            ToolCall(call.id, call.function.name, call.function.parsed_arguments or {})
             for call in self.tool_calls
         )
         return ChatMessage(
@@ -178,6 +183,19 @@ class ChatBody(GenerationBody):
         if not set(chosen) <= set(names):
             raise PydanticCustomError(
                 "tool_choice", "'tool_choice' names a function that is not among the 'tools'."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _calls_can_end(self) -> Self:
+        """As `_grammar_can_end`: a call that must come, and a limit of one, are grammars."""
+        is_held = any(tool.function.strict for tool in self.tools)
+        offer = self.offer
+        if offer is None or not self.ignore_eos:
+            return self
+        if offer.mode is not ToolMode.AUTO or not offer.is_parallel or is_held:
+            raise PydanticCustomError(
+                "ignore_eos", "'ignore_eos' contradicts these 'tools': calls end by an EOS."
             )
         return self
 

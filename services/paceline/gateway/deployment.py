@@ -9,6 +9,8 @@ import logging
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,7 +19,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from paceline import models
-from paceline.config import GatewayConfig
+from paceline.config import GatewayConfig, TargetConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.responses import Json
@@ -29,40 +31,33 @@ from paceline.gateway.tools import ToolFormat
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class PoolHandles:
+    """One served model: its names and settings, and handles of its deployments. `draft` is never
+    called: that it is bound here is what makes Serve deploy it."""
+
+    gateway: GatewayConfig
+    config: TargetConfig
+    target: Any
+    controller: Any
+    draft: Any = None
+
+
 @serve.ingress()
 class Gateway:
     """OpenAI's HTTP API over the targets of one application.
 
-    `model_source` is what the configuration names as the target's model. The controller is asked
-    for GET /fleet only. `bound` are handles of deployments that the gateway never calls: binding
-    them here is what makes Serve deploy them.
+    `config` holds for requests to every model; what a model has for itself (its name, its chat
+    template) is in its own `pools` entry. Controllers are asked for GET /fleet only.
     """
 
-    def __init__(
-        self,
-        config: GatewayConfig,
-        model_source: str,
-        max_model_len: int,
-        target_handle: Any,
-        controller_handle: Any,
-        *bound: Any,
-    ) -> None:
-        self._bound = bound
-        self._fleet = FleetView(ServeFleetClient(controller_handle))
-        is_builtin = model_source in models.BUILTIN_SOURCES
-        source = model_source if is_builtin else str(models.resolve(model_source))
-        named = config.tool_call_format
-        tool_format = None if named == "auto" else ToolFormat(named)
+    def __init__(self, config: GatewayConfig, pools: Sequence[PoolHandles]) -> None:
+        self._fleet = FleetView(
+            {pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools}
+        )
         self._service = GatewayService(
             config,
-            [
-                ServedModel(
-                    config.served_model_name,
-                    load_tokenizer(source, config.chat_template, tool_format),
-                    ServeTargetClient(target_handle),
-                    max_model_len,
-                )
-            ],
+            [model for pool in pools for model in served_models(pool)],
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
@@ -73,6 +68,21 @@ class Gateway:
         app = build_api(self._service, adds_request_id=False)
         add_fleet_route(app, self._fleet)
         return app
+
+
+def served_models(pool: PoolHandles) -> list[ServedModel]:
+    """The pool's model and its adapters, which share its targets."""
+    name, model = pool.gateway.served_model_name, pool.config.model
+    is_builtin = model.source in models.BUILTIN_SOURCES
+    source = model.source if is_builtin else str(models.resolve(model.source))
+    config = pool.gateway
+    named = config.tool_call_format
+    tool_format = None if named == "auto" else ToolFormat(named)
+    has_reasoning = {"auto": None, "think": True, "none": False}[config.reasoning_format]
+    tokenizer = load_tokenizer(source, config.chat_template, tool_format, has_reasoning)
+    base = ServedModel(name, tokenizer, ServeTargetClient(pool.target), model.max_model_len)
+    adapters = [replace(base, name=a, adapter=a, parent=name) for a in pool.config.adapters]
+    return [base, *adapters]
 
 
 class ServeFleetClient:

@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
 from paceline.gateway.auth import Caller, caller_of
-from paceline.gateway.http import EVENT_STREAM, read_body, send_json, until_disconnect
+from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
+from paceline.gateway.keepalive import EventStream
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
 from paceline.gateway.responses import whole_body
@@ -24,11 +25,6 @@ from paceline.gateway.sse import ChunkBuilder
 
 # A longer body takes milliseconds to parse: not on the event loop.
 MAX_INLINE_BODY_BYTES = 64 << 10
-_STREAM_HEADERS = [
-    (b"content-type", EVENT_STREAM.encode()),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect events otherwise
-]
 
 
 class Exchange(Response):
@@ -39,6 +35,7 @@ class Exchange(Response):
         self._service = service
         self._endpoint = endpoint
         self._request = request
+        self._arrived_s = service.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
@@ -50,6 +47,7 @@ class Exchange(Response):
                 self._service.room.refuse_when_full()
                 caller.room.refuse_when_full()
                 raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
+                self._arrived_s = self._service.monotonic()
                 body = await self._parse(raw)
                 with self._service.places(body), caller.places(body.num_choices):
                     await until_disconnect(receive, self._answer(body, caller, send))
@@ -70,16 +68,21 @@ class Exchange(Response):
         return await asyncio.to_thread(parse_body, raw, body_type)
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
-        plan = (await self._service.plan(self._endpoint, body)).salted(caller.cache_salt)
+        plan = await self._service.plan(self._endpoint, body)
+        plan = plan.salted(caller.cache_salt).traced(trace_of(self._request.scope).traceparent)
         if plan.is_stream:
-            await self._answer_stream(plan, send)
+            service = self._service
+            stream = EventStream(
+                send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
+            )
+            await beside(stream.keep_alive(), self._answer_stream(plan, stream))
         else:
             await self._answer_whole(plan, send)
 
     async def _answer_whole(self, plan: Plan, send: Send) -> None:
         created = self._service.now_s()
         answer = self._service.answer(plan)
-        async with aclosing(self._service.rounds(plan, answer)) as rounds:
+        async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
             items = [item async for item in rounds]
         if plan.has_logprobs:  # so large a body is not for the event loop
             body = await asyncio.to_thread(whole_body, plan, created, items, answer.usage)
@@ -87,33 +90,20 @@ class Exchange(Response):
             body = whole_body(plan, created, items, answer.usage)
         await send_json(send, body)
 
-    async def _answer_stream(self, plan: Plan, send: Send) -> None:
+    async def _answer_stream(self, plan: Plan, stream: EventStream) -> None:
         chunks = ChunkBuilder(plan, self._service.now_s())
         answer = self._service.answer(plan)
-        is_begun = False
-        async with aclosing(self._service.rounds(plan, answer)) as rounds:
+        opening = chunks.begin()
+        async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
             async for item in rounds:
-                # The status waits for the first round: until then an error is a real 4xx or 5xx.
-                opening = b"" if is_begun else chunks.begin()
-                if not is_begun:
-                    is_begun = True
-                    await send(
-                        {
-                            "type": "http.response.start",
-                            "status": 200,
-                            "headers": _STREAM_HEADERS,
-                        }
-                    )
+                # The status waits for the first round, or for the first comment when that takes
+                # long: until then an error is a real 4xx or 5xx.
                 if item.prompt_entries:
                     part = await asyncio.to_thread(chunks.round, item)
                 else:
                     part = chunks.round(item)
-                await _send_part(send, opening + part)
+                await stream.send_part(opening + part)
+                opening = b""
                 if answer.is_whole:
-                    await _send_part(send, chunks.end(answer.usage))
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _send_part(send: Send, part: bytes) -> None:
-    if part:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
+                    await stream.send_part(chunks.end(answer.usage))
+        await stream.end()

@@ -6,10 +6,9 @@ PydanticCustomError with a sentence. Knows no tokenizer and no limits of a deplo
 
 from __future__ import annotations
 
-import json
 import re
 
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from paceline.gateway.tools import is_too_deep
 from paceline.sampling.params import MAX_LOGIT_BIAS
@@ -103,10 +102,11 @@ def null_is_empty(value: object) -> object:
 
 
 def json_or_none(text: str) -> object:
-    """What the text holds; None, too, where it is no JSON or nested too deep."""
+    """What the text holds; None, too, where it is no JSON, nested too deep, or holds half a
+    surrogate pair, which no tokenizer can read."""
     try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
+        value: object = from_json(text, allow_inf_nan=False, cache_strings="none")
+    except ValueError:
         return None
     return None if is_too_deep(value) else value
 

@@ -1,4 +1,4 @@
-"""The HTTP edge: bounded bodies, request ids, and errors in OpenAI's shape.
+"""The HTTP edge: bounded bodies, request ids, traces, and errors in OpenAI's shape.
 
 Knows no route, no model and no target. This is where exceptions end: nothing above it.
 """
@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.errors import RequestError
 from paceline.gateway.responses import Json, error_body
 from paceline.gateway.sse import error_event
+from paceline.gateway.trace import TRACE_ID_HEADER, TRACEPARENT_HEADER, Trace, begin_trace
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 FAIL_TIMEOUT_S = 5.0
 # What a 429 or 503 says when whoever refused named no time.
 RETRY_AFTER_S = 1
+_TRACE = "paceline.trace"
+# Told once per request: the status of the answer (0: none was begun) and what ended it, if an
+# error of ours did.
+OnEnd = Callable[[Scope, int, RequestError | None], None]
 
 
 class ClientStalled(ClientDisconnect):
@@ -74,22 +79,31 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
 
     Call it after the body was read: from then on `receive` only reports the disconnect.
     """
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_wait_for_disconnect(receive))
+    await beside(_wait_for_disconnect(receive), work)
+
+
+async def beside(companion: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Run the work and its companion, which must not end first. When it raises, the work is
+    cancelled and that error is raised; when the work ends, the companion is cancelled."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(companion)
+    task, other = tasks
     try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientDisconnect
+            other.result()
     finally:
-        watcher.cancel()
+        other.cancel()
         task.cancel()
-        await asyncio.wait({task, watcher})
+        await asyncio.wait(tasks)
+        for done in tasks:
+            done.cancelled() or done.exception()  # seen, whichever of them is raised
     task.result()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnect
 
 
 class Reply:
@@ -148,43 +162,72 @@ def error_response(error: RequestError) -> JSONResponse:
 
 
 class EdgeMiddleware:
-    """Outermost: gives every request an id, and every exception an answer without a trace."""
+    """Outermost but for CORS: gives every request an id and a trace, and every exception an answer
+    without a stack trace."""
 
     def __init__(
-        self, app: ASGIApp, adds_request_id: bool, max_header_bytes: int, write_timeout_s: float
+        self,
+        app: ASGIApp,
+        adds_request_id: bool,
+        max_header_bytes: int,
+        write_timeout_s: float,
+        on_end: OnEnd | None = None,
     ) -> None:
         self._app = app
         self._adds_request_id = adds_request_id
         self._max_header_bytes = max_header_bytes
         self._write_timeout_s = write_timeout_s
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        shown_id = [(REQUEST_ID_HEADER, request_id)] * self._adds_request_id
-        reply = Reply(send, shown_id, self._write_timeout_s)
+        trace = _begin_trace(scope)
+        shown = [(TRACE_ID_HEADER, trace.trace_id.encode())]
+        if self._adds_request_id:
+            shown.append((REQUEST_ID_HEADER, request_id))
+        reply = Reply(send, shown, self._write_timeout_s)
+        error: RequestError | None = None
+        try:
+            error = await self._answer(
+                scope, receive, reply, f"{request_id.decode()} trace {trace.trace_id}"
+            )
+        finally:
+            if self._on_end is not None:
+                self._on_end(scope, reply.status, error)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, reply: Reply, name: str
+    ) -> RequestError | None:
+        """The error that ended the request, if one of ours did."""
+        failure: RequestError | None = None
         try:
             _check_headers(scope, self._max_header_bytes)
             await self._app(scope, receive, reply)
         except ClientStalled:
             logger.info(
-                "request %s: client took nothing for %g s, dropped",
-                request_id.decode(),
-                self._write_timeout_s,
+                "request %s: client took nothing for %g s, dropped", name, self._write_timeout_s
             )
         except ClientDisconnect:
-            logger.info("request %s: client left", request_id.decode())
+            logger.info("request %s: client left", name)
         except RequestError as error:
-            await reply.fail(error, scope, receive)
+            failure = error
         except Exception as error:  # the process edge
-            logger.exception(
-                "request %s failed", request_id.decode(), exc_info=without_message(error)
-            )
-            await reply.fail(internal_error(), scope, receive)
+            logger.exception("request %s failed", name, exc_info=without_message(error))
+            failure = internal_error()
+        if failure is not None:
+            await reply.fail(failure, scope, receive)
         if reply.status >= 400:
-            logger.info("request %s: %d", request_id.decode(), reply.status)
+            logger.info("request %s: %d", name, reply.status)
+        return failure
+
+
+def trace_of(scope: Scope) -> Trace:
+    """What the edge gave the request."""
+    trace: Trace = scope[_TRACE]
+    return trace
 
 
 def without_message(error: Exception) -> Exception:
@@ -216,6 +259,12 @@ def _request_id(scope: Scope) -> bytes:
         if name == REQUEST_ID_HEADER and REQUEST_ID.fullmatch(value):
             return bytes(value)
     return f"req-{uuid.uuid4().hex}".encode()
+
+
+def _begin_trace(scope: Scope) -> Trace:
+    values = [value for name, value in scope["headers"] if name == TRACEPARENT_HEADER]
+    scope[_TRACE] = begin_trace(values, lambda: uuid.uuid4().hex)
+    return trace_of(scope)
 
 
 async def http_exception_response(request: Request, error: Exception) -> JSONResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
@@ -149,7 +150,10 @@ class GenerationBody(Body):
     @model_validator(mode="after")
     def _grammar_can_end(self) -> Self:
         """Where the grammar allows nothing more, only an EOS can come."""
-        if self.ignore_eos and self.structured != StructuredFields():
+        wanted = self.structured
+        if wanted.response_format == {"type": "text"}:
+            wanted = replace(wanted, response_format=None)
+        if self.ignore_eos and wanted != StructuredFields():
             raise PydanticCustomError(
                 "ignore_eos", "'ignore_eos' contradicts structured output, which ends by an EOS."
             )

@@ -6,6 +6,8 @@ from paceline.errors import RequestError
 from paceline.gateway.chat import ToolOffer
 from paceline.gateway.output_parser import THINK_BEGIN, THINK_END, OutputFormat
 from paceline.gateway.structured import (
+    NO_MARKERS,
+    Markers,
     StructuredFields,
     auto_tool_grammar,
     calls_or,
@@ -16,7 +18,12 @@ from paceline.gateway.structured import (
 from paceline.gateway.tools import ToolFormat, ToolMode
 
 
-def form_grammar(wanted: StructuredFields, offer: ToolOffer | None, fmt: ToolFormat | None) -> str:
+def form_grammar(
+    wanted: StructuredFields,
+    offer: ToolOffer | None,
+    fmt: ToolFormat | None,
+    tokens: Markers = NO_MARKERS,
+) -> str:
     """Empty when the model is free.
 
     A call that must come is written by the grammar alone. Where the model decides, only functions
@@ -24,30 +31,31 @@ def form_grammar(wanted: StructuredFields, offer: ToolOffer | None, fmt: ToolFor
     RequestError (400).
     """
     grammar = grammar_of(wanted)
-    return grammar if offer is None or fmt is None else _with_tools(grammar, offer, fmt)
+    return grammar if offer is None or fmt is None else _with_tools(grammar, offer, fmt, tokens)
 
 
-def after_reasoning(grammar: str, output: OutputFormat) -> str:
+def after_reasoning(grammar: str, output: OutputFormat, tokens: Markers = NO_MARKERS) -> str:
     """What reasons, reasons freely first."""
     if grammar and output.begins_in_reasoning:
-        return reasoning_prefix(grammar, THINK_END)
+        return reasoning_prefix(grammar, THINK_END, tokens=tokens)
     if grammar and output.has_reasoning:
-        return reasoning_prefix(grammar, THINK_END, THINK_BEGIN)
+        return reasoning_prefix(grammar, THINK_END, THINK_BEGIN, tokens)
     return grammar
 
 
-def _with_tools(grammar: str, offer: ToolOffer, fmt: ToolFormat) -> str:
-    functions = offer.functions
+def _with_tools(grammar: str, offer: ToolOffer, fmt: ToolFormat, tokens: Markers) -> str:
+    functions, is_parallel = offer.functions, offer.is_parallel
     if offer.mode is ToolMode.AUTO:
         if grammar:
-            return calls_or(grammar, functions, fmt, parallel=offer.is_parallel)
-        is_held = not offer.is_parallel or any(function.strict for function in functions)
-        return auto_tool_grammar(functions, fmt, parallel=offer.is_parallel) if is_held else ""
+            return calls_or(grammar, functions, fmt, parallel=is_parallel, tokens=tokens)
+        if is_parallel and not any(function.strict for function in functions):
+            return ""
+        return auto_tool_grammar(functions, fmt, parallel=is_parallel, tokens=tokens)
     if grammar:
         raise RequestError(
             "'tool_choice' wants a call, and the form of an answer is given, too: leave one out.",
             "tool_choice",
             "invalid_value",
         )
-    is_parallel = offer.is_parallel and offer.mode is ToolMode.REQUIRED
-    return tool_grammar(functions, fmt, parallel=is_parallel)
+    is_parallel = is_parallel and offer.mode is ToolMode.REQUIRED
+    return tool_grammar(functions, fmt, parallel=is_parallel, tokens=tokens)

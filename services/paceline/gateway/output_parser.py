@@ -75,6 +75,7 @@ class OutputParser:
         self._form = form
         self._text = ""  # not yet decided
         self._space = ""  # content's whitespace, which a call behind it makes meaningless
+        self._opened = ""  # what stood before a Llama call, content where none follows
         self._has_content = False
         self.num_calls = 0
         self._scanner: ObjectScanner | None = None
@@ -87,9 +88,9 @@ class OutputParser:
     def finish(self) -> list[Part]:
         parts = list(self._run())
         left, self._text = self._text, ""
-        if self._step in (self._thinking, self._opening) and self._form.begins_in_reasoning:
-            return parts + ([Reasoning(left.rstrip())] if left.strip() else [])
-        if self._step == self._thinking:
+        if self._step == self._thinking_space:
+            left = left.lstrip()
+        if self._step in (self._thinking_space, self._thinking):
             return parts + ([Reasoning(left.rstrip())] if left.strip() else [])
         if self._step == self._hermes_call:
             whole = self._whole_call(left)
@@ -100,6 +101,7 @@ class OutputParser:
             whole = self._whole_call(left)
             if whole is not None:
                 return parts + whole
+            left = self._opened + left
         elif self._step in (self._hermes_arguments, self._llama_arguments):
             return parts + self._arguments(left)
         elif self._step in (self._hermes_tail, self._llama_tail) and not left.strip("} \t\r\n;"):
@@ -107,6 +109,11 @@ class OutputParser:
         if self._space and (left or not self.num_calls):
             left, self._space = self._space + left, ""
         return parts + ([Content(left)] if left and (left.strip() or not self.num_calls) else [])
+
+    @property
+    def is_call_open(self) -> bool:
+        """Whether the arguments of the last call are not whole yet."""
+        return self._step in (self._hermes_arguments, self._llama_arguments)
 
     def _run(self) -> Iterator[Part]:
         while (parts := self._step()) is not None:
@@ -274,6 +281,7 @@ class OutputParser:
         if begun[0] != "{":
             self._step = self._content
             return iter(())
+        self._opened = self._text[: len(self._text) - len(begun)]
         self._text, self._step = begun, self._llama_call
         return iter(())
 
@@ -283,7 +291,7 @@ class OutputParser:
             return self._begin_call(head)
         if len(self._text) < _MAX_HEAD_CHARS:
             return None
-        self._step = self._content
+        self._text, self._step = self._opened + self._text, self._content
         return iter(())
 
     def _llama_tail(self) -> Iterator[Part] | None:
@@ -300,11 +308,11 @@ class OutputParser:
         following = after.removeprefix(";").lstrip()
         if after[0] == ";" and not following:
             return None
-        is_call = after[0] == ";" and following[0] == "{"
-        self._text, self._step = (
-            (following if is_call else after),
-            (self._llama_call if is_call else self._content),
-        )
+        if after[0] == ";" and following[0] == "{":
+            self._opened = after[: len(after) - len(following)]
+            self._text, self._step = following, self._llama_call
+        else:
+            self._text, self._step = after, self._content
         return iter(())
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from paceline.config import GatewayConfig
 from paceline.errors import ContextLengthError, RequestError
+from paceline.gateway import templates
 from paceline.gateway.chat import ChatBody, ToolOffer
 from paceline.gateway.echo import token_offsets
 from paceline.gateway.openai import (
@@ -122,12 +124,13 @@ class Planner:
             raise RequestError(
                 "This model's chat template has no tools.", "tools", "unsupported_parameter"
             )
-        form = form_grammar(body.structured, offer, self._tokenizer.tool_format)
+        tokens = self._tokenizer.marker_tokens
+        form = form_grammar(body.structured, offer, self._tokenizer.tool_format, tokens)
         self._check_grammar(form, "tools" if offer else body.structured.first or "messages")
         prompt = self._prompt_token_ids(body)
         echo, offsets = self._echo(body, prompt)
         output = self._output(body, offer, prompt)
-        grammar = after_reasoning(form, output)
+        grammar = after_reasoning(form, output, tokens)
         options = body.stream_options
         return Plan(
             endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
@@ -280,9 +283,12 @@ class Planner:
             limit = self._config.max_messages
             raise RequestError(f"At most {limit} messages are allowed.", "messages", "too_many")
         turns = body.turns
-        num_bytes = sum(len((turn.content or "").encode()) for turn in turns)
-        self._check_bytes(num_bytes, "messages")
         functions = body.offer.functions if body.offer else ()
+        written = [
+            [turn.content or "", *(call.arguments for call in turn.tool_calls)] for turn in turns
+        ]
+        self._check_bytes(_num_bytes(written), "messages")
+        self._check_bytes(_num_bytes(templates.tools(functions)), "tools")
         return self._tokenizer.encode_chat(turns, functions, body.chat_template_kwargs)
 
     def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
@@ -327,6 +333,11 @@ class Planner:
             param,
             "context_length_exceeded",
         )
+
+
+def _num_bytes(tree: list[Any]) -> int:
+    """Of all strings in it."""
+    return sum(len(text.encode()) for text in templates.strings(tree))
 
 
 def check_num_choices(config: GatewayConfig, body: GenerationBody) -> int:

@@ -53,7 +53,7 @@ def usage_body(usage: Usage) -> Json:
             "proposed": usage.num_draft_tokens,
             "accepted": usage.num_accepted_tokens,
             "acceptance_rate": round(usage.acceptance_rate, 6),
-            "mean_acceptance_length": round(usage.mean_acceptance_length, 6),
+            "mean_accepted_length": round(usage.mean_acceptance_length, 6),
         },
     }
 
@@ -205,13 +205,16 @@ def _whole_logprobs(
     return {name: echoed[name] + generated[name] for name in generated}
 
 
-def model_body(model: str, created: int, max_model_len: int) -> Json:
-    """`max_model_len` as vLLM adds it: clients use it to size prompts."""
+def model_body(model: str, created: int, max_model_len: int, parent: str = "") -> Json:
+    """`max_model_len` as vLLM adds it: clients use it to size prompts. `parent`: the model that an
+    adapter adapts."""
     return {
         "id": model,
         "object": "model",
         "created": created,
         "owned_by": "paceline",
+        "root": parent or model,
+        "parent": parent or None,
         "max_model_len": max_model_len,
     }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
+from paceline.gateway.metrics import GatewayMetrics, RequestMetrics
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.places import Places
 from paceline.gateway.plan import (
@@ -32,6 +34,7 @@ from paceline.gateway.plan import (
     model_not_found,
 )
 from paceline.gateway.tokenizer import Tokenizer
+from paceline.gateway.trace import trace_id_of
 from paceline.generation import GenerateRequest, RoundDelta
 
 logger = logging.getLogger(__name__)
@@ -66,8 +69,9 @@ class TargetClient(Protocol):
 class ServedModel:
     """What requests with `model: name` get: a pool of targets and how to talk to it.
 
-    `adapter` names a LoRA adapter of the pool's targets; empty: the model itself. Several served
-    models may share a pool, and then its `targets` and `tokenizer`.
+    `adapter` names a LoRA adapter of the pool's targets, and `parent` the served model that it
+    adapts; empty: the model itself. Several served models may share a pool, and then its
+    `targets` and `tokenizer`.
     """
 
     name: str
@@ -75,6 +79,7 @@ class ServedModel:
     targets: TargetClient
     max_model_len: int
     adapter: str = ""
+    parent: str = ""
 
 
 class GatewayService:
@@ -89,6 +94,7 @@ class GatewayService:
         random_hex: Callable[[], str],
         random_seed: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.models = {model.name: model for model in models}
@@ -103,6 +109,8 @@ class GatewayService:
         self._random_hex = random_hex
         self._random_seed = random_seed
         self._sleep = sleep
+        self.monotonic = monotonic
+        self.metrics = GatewayMetrics(self.models)
         # Choices and aborts under way: a request for n choices counts n, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
         # 3, as a choice has one abort at most and so has a request.
@@ -148,13 +156,31 @@ class GatewayService:
     def now_s(self) -> int:
         return int(self._clock())
 
-    async def rounds(self, plan: Plan, answer: Answer) -> AsyncGenerator[RoundText, None]:
+    async def rounds(
+        self, plan: Plan, answer: Answer, arrived_s: float | None = None
+    ) -> AsyncGenerator[RoundText, None]:
         """Rounds until the answer is whole. Close it (`aclosing`): that is what frees the target.
 
         The last round is followed up to the end of the target's stream, so that the target has
-        let go of the sequences when this ends. Where a target is lost, another one goes on: seed
-        and tokens are the same, so is the text. A lost try's stream is never read again.
+        let go of the sequences when this ends. `arrived_s` is when the request was here, by
+        `monotonic`: its times are counted from there.
         """
+        began_s = self.monotonic() if arrived_s is None else arrived_s
+        record = RequestMetrics(self.metrics.of(plan.model), plan.request.n, answer.usage, began_s)
+        try:
+            async with aclosing(self._tries(plan, answer)) as rounds:
+                async for item in rounds:
+                    record.receive(item, self.monotonic())
+                    yield item
+        except Exception:
+            record.end("error")
+            raise
+        finally:
+            record.end("abort")  # nothing is open unless the client, or its time, is gone
+
+    async def _tries(self, plan: Plan, answer: Answer) -> AsyncGenerator[RoundText, None]:
+        """Where a target is lost, another one goes on: seed and tokens are the same, so is the
+        text. A lost try's stream is never read again."""
         failover = Failover(plan.request, self.config.max_retries)
         request, targets = plan.request, self.models[plan.model].targets
         while True:
@@ -167,7 +193,7 @@ class GatewayService:
                 attempt = failover.next_try(error)
                 if attempt is None:
                     raise
-                logger.warning("request %s: %s, try again", request.request_id, error.code)
+                logger.warning("request %s: %s, try again", _name(request), error.code)
             if attempt.pause_s:
                 await self._sleep(attempt.pause_s)
             answer.begin_try()
@@ -200,7 +226,7 @@ class GatewayService:
             failure = error
             if not answer.is_whole:
                 raise
-            logger.warning("request %s: %s", request.request_id, error.code)
+            logger.warning("request %s: %s", _name(request), error.code)
         finally:
             # No await here: the caller may be in the middle of being cancelled.
             if not answer.is_over and not has_let_go(failure):
@@ -283,3 +309,8 @@ class GatewayService:
 
     def _end_probe(self, probe: asyncio.Task[bool]) -> None:
         self._probe = None
+
+
+def _name(request: GenerateRequest) -> str:
+    """How a log line calls it."""
+    return f"{request.request_id} trace {trace_id_of(request.traceparent)}"

@@ -89,7 +89,9 @@ class ChunkBuilder:
 
     def _events(self, item: RoundText) -> bytes:
         events = self._echo(item.choice)
-        if item.text or item.parts or item.entries or self._plan.include_rounds:
+        # Text that is not yet taken apart is nothing to show.
+        is_told = item.text if item.parts is None else item.parts
+        if is_told or item.entries or self._plan.include_rounds:
             extra: Json = {}
             if self._plan.include_rounds:
                 extra["speculation"] = speculation_body(self._plan, [item])

@@ -24,8 +24,13 @@ MAX_GUIDED_CHOICES = 256
 SCHEMA_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
+# Texts that a tokenizer has a token of its own for.
+Markers = frozenset[str]
+NO_MARKERS: Markers = frozenset()
 # A rule of a GBNF grammar; Lark writes a colon.
-_GBNF = re.compile(r"^\s*[A-Za-z0-9_-]+\s*::=", re.MULTILINE)
+# No \s: it would run over line breaks, again from each line of many empty ones.
+_GBNF = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++[ \t]*+::=", re.MULTILINE)
 _WAYS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -63,57 +68,66 @@ def grammar_of(wanted: StructuredFields) -> str:
         first, second = list(grammars)[:2]
         raise _invalid(f"'{first}' and '{second}' both ask for a form of the answer", second)
     found = next(iter(grammars.values()), "")
-    if len(found) > MAX_GRAMMAR_CHARS:
-        param = next(iter(grammars))
-        raise RequestError(
-            f"The grammar of '{param}' has more than {MAX_GRAMMAR_CHARS} characters.",
-            param,
-            "too_long",
-        )
+    if found:
+        _check_length(found, next(iter(grammars)))
     return found
 
 
-def reasoning_prefix(grammar: str, end_marker: str, begin_marker: str = "") -> str:
+def reasoning_prefix(
+    grammar: str, end_marker: str, begin_marker: str = "", tokens: Markers = NO_MARKERS
+) -> str:
     """The grammar behind free text that ends in `end_marker`, such as `</think>`.
 
-    With a `begin_marker` there may be none of it, or it begins with that one.
+    With a `begin_marker` there may be none of it, or it begins with that one. `tokens`: texts
+    that the tokenizer has a token of its own for, which a plain string of a grammar excludes.
     """
-    marker = json.dumps(end_marker)
-    thinking = f"({json.dumps(begin_marker)} thinking)?" if begin_marker else "thinking"
+    begin = _marker(begin_marker, tokens)
+    thinking = f"({begin} thinking)?" if begin_marker else "thinking"
     return _nested(
-        f"start: {thinking} answer\nthinking[suffix={marker}]: /(?s:.*)/\nanswer: GAP @inner\n"
-        "GAP: /\\n{0,2}/",
+        f"start: {thinking} answer\n{_text_up_to('thinking', end_marker, tokens)}\n"
+        "answer: GAP @inner\nGAP: /\\n{0,2}/",
         grammar,
     )
 
 
-def tool_grammar(functions: Sequence[FunctionSpec], fmt: ToolFormat, *, parallel: bool) -> str:
+def tool_grammar(
+    functions: Sequence[FunctionSpec],
+    fmt: ToolFormat,
+    *,
+    parallel: bool,
+    tokens: Markers = NO_MARKERS,
+) -> str:
     """Nothing but calls of the functions: one, or with `parallel` one or more."""
-    calls = [_call(function) for function in functions]
     if fmt is ToolFormat.HERMES:
-        rules = [
-            f'call_{i}: "<tool_call>\\n" %json {call("arguments")} "\\n</tool_call>"'
-            for i, call in enumerate(calls)
-        ]
+        begin = f'{_marker(CALL_BEGIN, tokens)} "\\n"'
+        rules = _calls(functions, "arguments", begin, f'"\\n" {_marker(CALL_END, tokens)}')
         joined = ' ("\\n" call)*' if parallel else ""
     else:
-        rules = [f"call_{i}: %json {call('parameters')}" for i, call in enumerate(calls)]
+        rules = _calls(functions, "parameters")
         joined = ' ("; " call)*' if parallel else ""
-    choice = " | ".join(f"call_{i}" for i in range(len(rules)))
-    return _lark("\n".join([f"start: call{joined}", f"call: {choice}", *rules]))
+    return _lark(f"start: call{joined}\n{rules}")
 
 
 def calls_or(
-    grammar: str, functions: Sequence[FunctionSpec], fmt: ToolFormat, *, parallel: bool
+    grammar: str,
+    functions: Sequence[FunctionSpec],
+    fmt: ToolFormat,
+    *,
+    parallel: bool,
+    tokens: Markers = NO_MARKERS,
 ) -> str:
     """Either calls, as `tool_grammar` has them, or an answer that fits the grammar."""
-    calls = tool_grammar(functions, fmt, parallel=parallel)
+    calls = tool_grammar(functions, fmt, parallel=parallel, tokens=tokens)
     rules = calls.partition("\n")[2].replace("start:", "calls:", 1)
     return _nested(f"start: calls | @inner\n{rules}", grammar)
 
 
 def auto_tool_grammar(
-    functions: Sequence[FunctionSpec], fmt: ToolFormat, *, parallel: bool = True
+    functions: Sequence[FunctionSpec],
+    fmt: ToolFormat,
+    *,
+    parallel: bool = True,
+    tokens: Markers = NO_MARKERS,
 ) -> str:
     """Free text in which whatever begins as a call is a call of one of the functions, at most one
     unless `parallel`.
@@ -122,40 +136,58 @@ def auto_tool_grammar(
     calls have no marker that text could not hold: an answer that begins with `{"name":` is one.
     """
     loose = [f if f.strict else FunctionSpec(f.name) for f in functions]
-    calls = [_call(function) for function in loose]
-    choice = " | ".join(f"call_{i}" for i in range(len(calls)))
     if fmt is ToolFormat.HERMES:
-        rules = [
-            f'call_{i}: "\\n" %json {call("arguments")} "\\n</tool_call>"'
-            for i, call in enumerate(calls)
-        ]
+        rules = _calls(loose, "arguments", '"\\n"', f'"\\n" {_marker(CALL_END, tokens)}')
         times = "*" if parallel else "?"
-        head = f'start: (opening call){times} TEXT\nopening[suffix="<tool_call>"]: /(?s:.*)/'
-        text = "TEXT: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/"
+        head = f"start: (opening call){times} TEXT\n{_text_up_to('opening', CALL_BEGIN, tokens)}"
+        text = f"TEXT: {_text_without(CALL_BEGIN)}"
     else:
-        rules = [f"call_{i}: %json {call('parameters')}" for i, call in enumerate(calls)]
+        rules = _calls(loose, "parameters")
         head = "start: TEXT | call" + (' ("; " call)*' if parallel else "")
-        text = "TEXT: /([^{](?s:.*))?/"
-    return _lark("\n".join([head, f"call: {choice}", *rules, text]))
+        # Whatever the output parser reads as the beginning of a call is none of the text.
+        text = "TEXT: /(?s:.*)/ & ~/\\s*(\\{|<\\|python_tag\\|>)(?s:.*)/"
+    return _lark("\n".join([head, rules, text]))
 
 
-def _call(function: FunctionSpec) -> Callable[[str], str]:
-    """Of the name of the arguments' key: the schema of a call, as `%json` has it."""
-    schema = _ANY_OBJECT if function.parameters is None else function.parameters
+def _calls(functions: Sequence[FunctionSpec], key: str, before: str = "", after: str = "") -> str:
+    """Rules: `call` is one call of any of the functions, between `before` and `after` (in Lark).
 
-    def render(key: str) -> str:
-        call = {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, key: schema},
-            "required": ["name", key],
-            "additionalProperties": False,
-            "x-guidance": _JSON_STYLE,
-        }
-        # A schema's definitions are found from its root only.
-        call |= {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        return json.dumps(call)
+    The arguments are a grammar of their own, so that `#` in a schema is the schema. Raises
+    RequestError for arguments that are no object.
+    """
+    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(functions)))]
+    for i, function in enumerate(functions):
+        schema = _ANY_OBJECT if function.parameters is None else function.parameters
+        if schema.get("type", "object") != "object":
+            raise _invalid(
+                f"Of the 'tools', the 'parameters' of '{function.name}' must be of type 'object'",
+                "tools",
+            )
+        opened = json.dumps(f'{{"name": "{function.name}", "{key}": ')
+        styled = {**schema, "type": "object", "x-guidance": _JSON_STYLE}
+        rules += [
+            f'call_{i}: {before} {opened} args_{i} "}}" {after}',
+            f"args_{i}: %json {json.dumps(styled)}",
+        ]
+    return "\n".join(rules)
 
-    return render
+
+def _marker(text: str, tokens: Markers) -> str:
+    """As Lark has it: a string, or the token that stands for it."""
+    return text if text in tokens else json.dumps(text)
+
+
+def _text_up_to(rule: str, marker: str, tokens: Markers) -> str:
+    """A rule for free text and the marker behind it."""
+    if marker in tokens:
+        terminal = f"{rule.upper()}_TEXT"
+        return f"{rule}: {terminal} {marker}\n{terminal}: {_text_without(marker)}"
+    return f"{rule}[suffix={json.dumps(marker)}]: /(?s:.*)/"
+
+
+def _text_without(marker: str) -> str:
+    """A terminal for text that does not spell the marker out, either."""
+    return f"/(?s:.*)/ & ~/(?s:.*){marker.replace('/', chr(92) + '/')}(?s:.*)/"
 
 
 def _lark(rules: str) -> str:
@@ -167,8 +199,11 @@ def _nested(outer: str, grammar: str) -> str:
     """`outer` is Lark that says `@inner` where the other grammar goes."""
     is_serialized = grammar.lstrip().startswith("{")
     inner = json.loads(grammar)["grammars"] if is_serialized else [{"lark_grammar": grammar}]
-    named = {**inner[0], "name": "inner"}
-    return json.dumps({"grammars": [{"lark_grammar": outer}, named, *inner[1:]]})
+    # What is nested already has a name of its own inside: one per depth.
+    name = f"inner{len(inner)}"
+    named = {**inner[0], "name": name}
+    lark = outer.replace("@inner", f"@{name}")
+    return json.dumps({"grammars": [{"lark_grammar": lark}, named, *inner[1:]]})
 
 
 # ------------------------------------------------------------------------------------- fields
@@ -184,7 +219,12 @@ def json_grammar(schema: Any, param: str) -> str:
             param,
             "too_deep",
         )
-    grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=dict(_JSON_STYLE))
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(schema, overrides=dict(_JSON_STYLE))
+    except ValueError as error:  # numbers beyond 64 bits, half a surrogate pair
+        raise _invalid(
+            f"The schema in '{param}' has a value that is not supported", param
+        ) from error
     return grammar
 
 
@@ -288,13 +328,24 @@ _READERS: Mapping[str, _Reader] = {
 def _text(value: Any, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise _invalid(f"'{param}' must be a string that is not empty", param)
+    _check_length(value, param)
     return value
+
+
+def _check_length(grammar: str, param: str) -> None:
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise RequestError(
+            f"The grammar of '{param}' has more than {MAX_GRAMMAR_CHARS} characters.",
+            param,
+            "too_long",
+        )
 
 
 def _only(value: Mapping[str, Any], names: set[str], param: str) -> None:
     for name in value:
         if name not in names:
-            where = f"{param}.{name[:64]}"
+            shown = "".join(char if char.isprintable() else "?" for char in name[:64])
+            where = f"{param}.{shown}"
             raise RequestError(f"Unknown parameter: '{where}'.", where, "unknown_parameter")
 
 

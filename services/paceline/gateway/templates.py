@@ -23,7 +23,7 @@ _RESERVED_KWARGS = frozenset(
         *("messages", "conversation", "tools", "documents", "chat_template", "tokenize"),
         *("add_generation_prompt", "continue_final_message", "padding", "truncation"),
         *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
-        *("tokenizer_kwargs", "processor_kwargs"),
+        *("tokenizer_kwargs", "processor_kwargs", "self"),
     )
 )
 
@@ -55,6 +55,9 @@ def joined(chat_template: Any) -> str:
 def tool_format(template: str) -> ToolFormat | None:
     """How a model writes calls, as far as its template shows it."""
     if "tools" not in template:
+        return None
+    if "<function=" in template or "<arg_key>" in template:
+        # Calls as XML, in the same `<tool_call>`: Qwen's coders, GLM.
         return None
     if "<tool_call>" in template:
         return ToolFormat.HERMES

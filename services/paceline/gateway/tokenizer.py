@@ -49,6 +49,10 @@ class Tokenizer(Protocol):
         """How the model writes calls; None: its template has no tools."""
 
     @property
+    def marker_tokens(self) -> frozenset[str]:
+        """Those of `templates.MARKERS` that are single tokens: grammars must name them so."""
+
+    @property
     def has_reasoning(self) -> bool:
         """Whether the model thinks before it answers, between `<think>` and `</think>`."""
 
@@ -81,12 +85,15 @@ class Tokenizer(Protocol):
 
 
 def load_tokenizer(
-    model_source: str, chat_template: str | None = None, tool_format: ToolFormat | None = None
+    model_source: str,
+    chat_template: str | None = None,
+    tool_format: ToolFormat | None = None,
+    has_reasoning: bool | None = None,
 ) -> Tokenizer:
     """The tokenizer of a model folder, or the toy's. Raises ConfigError, which says the fix.
 
-    `chat_template`: a file with a template in place of the model's own. `tool_format`: in place
-    of what the template looks like.
+    `chat_template`: a file with a template in place of the model's own. `tool_format` and
+    `has_reasoning`: in place of what the template looks like.
     """
     if model_source in BUILTIN_SOURCES:
         return ToyTokenizer()
@@ -95,7 +102,8 @@ def load_tokenizer(
         raise ConfigError(
             f"model folder {model_source!r} does not exist; give a local folder, toy or timed"
         )
-    return HuggingFaceTokenizer(folder, templates.read(chat_template), tool_format)
+    template = templates.read(chat_template)
+    return HuggingFaceTokenizer(folder, template, tool_format, has_reasoning)
 
 
 class ToyTokenizer:
@@ -115,6 +123,10 @@ class ToyTokenizer:
     @property
     def tool_format(self) -> ToolFormat | None:
         return ToolFormat.HERMES
+
+    @property
+    def marker_tokens(self) -> frozenset[str]:
+        return frozenset()
 
     @property
     def has_reasoning(self) -> bool:
@@ -168,6 +180,7 @@ class HuggingFaceTokenizer:
         folder: Path,
         chat_template: str | None = None,
         tool_format: ToolFormat | None = None,
+        has_reasoning: bool | None = None,
     ) -> None:
         # Imported here: transformers takes seconds, and the toy needs none of it.
         from tokenizers import Tokenizer as FastTokenizer
@@ -195,7 +208,7 @@ class HuggingFaceTokenizer:
             self._template_holder.chat_template = chat_template
         text = templates.joined(self._template_holder.chat_template)
         self._tool_format = tool_format or templates.tool_format(text)
-        self._has_reasoning = THINK_END in text
+        self._has_reasoning = THINK_END in text if has_reasoning is None else has_reasoning
 
     def _read_vocabulary(self) -> None:
         vocabulary: dict[str, int] = self._parsing.get_vocab(with_added_tokens=True)
@@ -211,6 +224,7 @@ class HuggingFaceTokenizer:
         self._special_ids = frozenset(
             token_id for token_id, text in specials.items() if text not in templates.MARKERS
         )
+        self._marker_tokens = templates.MARKERS & {token.content for token in added.values()}
         self._bytes: dict[int, bytes] = {}  # at most one entry for each known id
         self._special_texts = tuple(sorted(specials.values(), key=len, reverse=True))
 
@@ -228,6 +242,10 @@ class HuggingFaceTokenizer:
     @property
     def tool_format(self) -> ToolFormat | None:
         return self._tool_format
+
+    @property
+    def marker_tokens(self) -> frozenset[str]:
+        return self._marker_tokens
 
     @property
     def has_reasoning(self) -> bool:
@@ -281,7 +299,7 @@ class HuggingFaceTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **templates.safe_kwargs(kwargs),
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
             reason = " ".join(str(error).split())[:200]
             raise RequestError(
                 f"The chat template refuses these messages: {reason}", "messages"

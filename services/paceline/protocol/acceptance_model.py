@@ -23,6 +23,7 @@ MAX_POSITIONS = 16
 # Classes that are remembered; the one used longest ago is forgotten first, and its sequences start
 # from the prior again.
 MAX_CLASSES = 64
+_MAX_NAME_CHARS = 256  # what a report to the Controller may have
 # Rounds of a class that may pass before the shape of its survivals is made anew.
 REFRESH_ROUNDS = 512
 # Rounds of resting sequences of a class between two probes, and most passes between them.
@@ -47,7 +48,8 @@ _NUM_BINS = 200  # of the acceptance rate: sequences in one bin share their surv
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceClass:
-    """Sequences whose proposals are expected to fare alike: same draft, mode and temperature.
+    """Sequences whose proposals are expected to fare alike: same draft, mode and temperature, and
+    the same adapter of the target, which `of` makes part of the draft's name.
 
     `temperature` is rounded by `of`, so that there are few classes. `draft_model` "": it has none
     yet.
@@ -58,7 +60,11 @@ class AcceptanceClass:
     temperature: float
 
     @staticmethod
-    def of(draft_model: str, mode: VerificationMode, temperature: float) -> AcceptanceClass:
+    def of(
+        draft_model: str, mode: VerificationMode, temperature: float, adapter: str = ""
+    ) -> AcceptanceClass:
+        if draft_model and adapter:
+            draft_model = f"{adapter} by {draft_model}"[:_MAX_NAME_CHARS]
         return AcceptanceClass(draft_model, mode, round(4 * temperature) / 4)
 
 

@@ -214,8 +214,8 @@ class DraftDesk:
     def _assign(self, sequence: Sequence, link_id: int) -> None:
         sequence.draft_id = sequence.last_draft_id = link_id
         link, session = self.pool.links()[link_id], sequence.session
-        key = AcceptanceClass.of(link.hello.model_id, session.mode, session.sampling.temperature)
-        sequence.lookahead.key = key
+        traits = (session.mode, session.sampling.temperature, sequence.request.adapter)
+        sequence.lookahead.key = AcceptanceClass.of(link.hello.model_id, *traits)
         if self.pool.assign(link_id, sequence.session.session_id):
             self.counts["probed"] += 1
 

@@ -20,6 +20,7 @@ import paceline.autoscaling
 from paceline.autoscaling import FleetPolicy, knob_problems
 from paceline.autoscaling.demand import Knobs
 from paceline.autoscaling.policy import DRAFTS, TARGETS, Memory
+from paceline.config import names
 from tests.unit.autoscaling.contexts import DRAFT_METRICS, TARGET_METRICS, Ctx, series
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -40,6 +41,22 @@ class TestPolicy:
         numbers, states = FleetPolicy()(fleet())
         assert numbers == {"t": 1, "d": 1}
         assert states["d"]["num_replicas"] == 1
+
+    def test_drafts_follow_the_targets_of_their_own_model(self) -> None:
+        """Those of the first are idle; those of another call for a draft."""
+        idle = {**TARGET_METRICS, "num_running": 0, "num_wanting_draft": 0, "num_without_draft": 0}
+        contexts = fleet()
+        contexts["t"].raw_metrics = series(idle)
+        for key, context in fleet().items():
+            context.deployment_name += "-other"
+            contexts[f"{key}2"] = context
+        assert FleetPolicy()(contexts)[0] == {"t": 1, "d": 0, "t2": 1, "d2": 1}
+        del contexts["t2"]
+        contexts["d2"].target_num_replicas = 3
+        assert FleetPolicy()(contexts)[0]["d2"] == 3, "without targets that say it nothing changes"
+
+    def test_its_names_are_those_of_the_deployments(self) -> None:
+        assert (TARGETS, DRAFTS) == (names.TARGETS, names.DRAFTS)
 
     GARBAGE = (None, {}, {"num_running": None}, {"num_running": {0: [None]}}, 7, "x")
 

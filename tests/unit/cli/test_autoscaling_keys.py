@@ -55,3 +55,11 @@ def test_targets_without_an_autoscaling_config_would_say_nothing() -> None:
     (problem,) = problems(OURS, DRAFTS, {"name": "TargetReplica", "num_replicas": 2})
     assert problem.startswith(f"{WHERE}: TargetReplica must have an autoscaling_config")
     assert problems({"policy_function": "other:own"}, DRAFTS) == []
+
+
+def test_the_targets_of_every_model_whose_drafts_are_scaled() -> None:
+    more = [{**DRAFTS, "name": "DraftReplica-a"}, {**DRAFTS, "name": "DraftReplica-b"}]
+    asked = {**TARGETS, "name": "TargetReplica-a"}
+    (problem,) = problems(OURS, TARGETS, DRAFTS, *more, asked)
+    assert problem.startswith(f"{WHERE}: TargetReplica-b must have an autoscaling_config")
+    assert problems(OURS, asked, more[0]) == [], "the first model may have a fixed number"

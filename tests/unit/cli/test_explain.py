@@ -84,6 +84,14 @@ def test_nobody_there_and_more_than_are_shown() -> None:
     assert "and 7 more targets" in shown({**fleet(), "num_targets": 8})
 
 
+def test_each_model_by_name_and_one_whose_controller_is_silent() -> None:
+    silent = {"targets": [], "drafts": [], "problem": "The controller did not answer within 2 s."}
+    text = shown({**silent, "models": {"one": silent, "two": fleet()}})
+    lines = [line for line in text.splitlines() if line]
+    assert lines[:4] == ["model one", silent["problem"], "model two", "target t#1"]
+    assert "No target has reported" not in text
+
+
 def test_names_do_not_steer_the_terminal() -> None:
     text = shown({"targets": [{"replica_id": "[red]x\x1b[2J", "drafts": ["[b]d"]}]})
     assert "\x1b" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,43 @@ def test_what_fits_or_is_never_asked_passes(folders: dict[str, Path], tmp_path: 
         (folders["fitting"], {}), (target, {}), (folders["other"], off), ("toy", {}),
     ):  # fmt: skip
         serve.prefetch(servefile.load(serve_file(tmp_path, target, draft, **args)))
+
+
+def test_each_pool_needs_a_draft_that_fits_its_target(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    def pool(draft: str) -> dict[str, Any]:
+        named = {"target": folders["other"], "draft": folders[draft]}
+        return {side: {"model": {"source": str(folder)}} for side, folder in named.items()}
+
+    first = (tmp_path, folders["target"], folders["fitting"])
+    serve.prefetch(servefile.load(serve_file(*first, models={"two": pool("other")})))
+    file = servefile.load(serve_file(*first, models={"two": pool("target")}))
+    said = f"models.two.target.model.source {str(folders['other'])!r} and draft.model.source"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        serve.prefetch(file)
+
+
+def test_an_adapter_needs_a_folder_and_a_model_with_weights(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "french"
+    folder.mkdir()
+    adapters = {"adapters": {"french": str(folder)}}
+
+    def prefetch(source: Path | str) -> None:
+        model = {"source": str(source)}
+        pool = {"target": {"model": model, **adapters}, "speculation": {"method": "off"}}
+        path = serve_file(tmp_path, "toy", "toy", models={"two": pool})
+        serve.prefetch(servefile.load(path))
+
+    said = re.escape(f"models.two.target.adapters: french: {str(folder)!r} is no folder of PEFT")
+    with pytest.raises(ConfigError, match=said):
+        prefetch(folders["target"])
+    (folder / "adapter_config.json").write_text("{}")
+    prefetch(folders["target"])
+    with pytest.raises(ConfigError, match="french: the toy engine has no weights to adapt"):
+        prefetch("toy")
 
 
 def test_a_wrong_device_is_told_when_the_file_is_read(tmp_path: Path) -> None:

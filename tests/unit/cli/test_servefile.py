@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
 def write(folder: Path, changes: dict[str, Any], application: dict[str, Any]) -> Path:
     data = {**GOOD, "applications": [{**GOOD["applications"][0], **application}], **changes}
     path = folder / "serve.yaml"
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
     return path
 
 
@@ -146,3 +146,51 @@ def test_what_is_no_serve_file(tmp_path: Path, text: str, message: str) -> None:
         servefile.load(path)
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
         servefile.load(tmp_path / "none.yaml")
+
+
+def with_pools(folder: Path, *deployments: str, **models: Any) -> Path:
+    named = [{"name": name} for name in deployments]
+    args = {**GOOD["applications"][0]["args"], "models": models}
+    return write(folder, {}, {"args": args, "deployments": named})
+
+
+def sides(target: str, draft: str) -> dict[str, Any]:
+    return {"target": {"model": {"source": target}}, "draft": {"model": {"source": draft}}}
+
+
+def test_every_pool_counts(tmp_path: Path) -> None:
+    more = {"two": {**sides("c", "b"), "speculation": {"method": "off"}}, "three": sides("a", "d")}
+    path = with_pools(tmp_path, "TargetReplica-two", "Controller", "DraftReplica-three", **more)
+    file = servefile.load(path)
+    assert file.sources == ["a", "c", "b", "d"]
+    assert file.served_model_name == "toy"
+    assert file.served_model_names == ("toy", "two", "three")
+    assert [pool.where for pool in file.pools] == ["", "models.two.", "models.three."]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("TargetReplica-tow", "(did you mean TargetReplica-two?)"),
+        ("DraftReplica-two", "(there are no drafts where speculation.method is off)"),
+        ("Gateway-two", "(did you mean Gateway?)"),
+        ("x", "(there are Gateway, TargetReplica, DraftReplica, Controller, TargetReplica-two, "),
+    ],
+)
+def test_a_deployment_that_the_application_does_not_have(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    path = with_pools(tmp_path, name, two={"speculation": {"method": "off"}})
+    problem = f"applications.0: no deployment is called {name} {said}"
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        servefile.load(path)
+
+
+def test_a_pool_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    path = with_pools(tmp_path, two={"speculation": {"num_speculative_tokens": 0}})
+    with pytest.raises(ConfigError) as caught:
+        servefile.load(path)
+    assert str(caught.value) == (
+        f"{path}: applications.0.args.models.two.speculation.num_speculative_tokens: "
+        "Input should be greater than or equal to 1"
+    )

@@ -44,7 +44,7 @@ USAGE = {
         "proposed": 12,
         "accepted": 7,
         "acceptance_rate": 0.583333,
-        "mean_acceptance_length": 3.333333,
+        "mean_accepted_length": 3.333333,
     },
 }
 
@@ -257,7 +257,7 @@ async def test_cached_prompt_tokens_are_told(
 async def test_models(harness: Any) -> None:
     model = {
         "id": "toy", "object": "model", "created": 1_700_000_000, "owned_by": "paceline",
-        "max_model_len": 64,
+        "root": "toy", "parent": None, "max_model_len": 64,
     }  # fmt: skip
     assert (await harness.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await harness.get("/v1/models/toy")).json() == model

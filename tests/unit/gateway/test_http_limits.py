@@ -184,9 +184,10 @@ async def test_only_the_first_bad_message_is_looked_at(
 ) -> None:
     """Half a million complaints about one body would take seconds."""
     seen = []
-    monkeypatch.setattr(
-        "paceline.gateway.openai.drop_neutral", lambda body, _: seen.append(body) or body
-    )
+    for module in ("openai", "chat"):
+        monkeypatch.setattr(
+            f"paceline.gateway.{module}.drop_neutral", lambda body, _: seen.append(body) or body
+        )
     answer = await harness.post(CHAT, said(*[0] * 100_000))
     assert answer.json()["error"]["param"] == "messages[0]"
     assert len(seen) == 2  # the body, one message

@@ -248,4 +248,6 @@ async def test_openai_reads_over_them(hasty: Any, round_of: RoundOf) -> None:
     )
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "abcd"
+    roles = [chunk.choices[0].delta.role for chunk in chunks]
+    assert roles == ["assistant"] + [None] * (len(chunks) - 1)
     assert bodies[0].count(KEEP_ALIVE) >= 3

@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from paceline.gateway.docs import CONTENT_SECURITY_POLICY
+from paceline.gateway.field_table import OPENAI_FIELDS, Treatment
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.openapi import ERRORS, OPERATIONS
 from paceline.generation import RoundDelta
@@ -27,7 +28,7 @@ class Controller:
 @pytest.fixture
 def whole(harness: Any) -> Any:
     """With every route that the deployment adds."""
-    add_fleet_route(harness.app, FleetView(Controller()))
+    add_fleet_route(harness.app, FleetView({"toy": Controller()}))
     return harness
 
 
@@ -61,7 +62,7 @@ async def test_every_route_is_in_it_and_nothing_else(whole: Any) -> None:
     assert set(OPERATIONS) <= shown
     # What is left out are files of pages.
     hidden = {route.path for route in whole.app.routes if not route.include_in_schema}
-    assert all(path.startswith("/static/") for path in hidden)
+    assert all(path.startswith("/static/") for path in hidden - {"/"})
 
 
 async def test_every_field_has_a_sentence(whole: Any) -> None:
@@ -74,6 +75,19 @@ async def test_every_field_has_a_sentence(whole: Any) -> None:
         if not shown.get("description")
     ]
     assert silent == []
+
+
+async def test_it_has_every_field_that_is_accepted(whole: Any) -> None:
+    """Those of OpenAI's that are honored or change nothing."""
+    schemas = (await document_of(whole))["components"]["schemas"]
+    for column, name in (("chat", "ChatBody"), ("completions", "CompletionBody")):
+        accepted = {
+            row.name
+            for row in OPENAI_FIELDS
+            if getattr(row, column) in (Treatment.HONORED, Treatment.NEUTRAL)
+        }
+        assert len(accepted) > 15
+        assert accepted - set(schemas[name]["properties"]) == set()
 
 
 async def test_errors(whole: Any) -> None:
@@ -148,6 +162,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": [1, 2], "stop": "x", "logit_bias": {"5": 1}, "logprobs": False}),
     (TEXT, {"prompt": "x", "stop": ["x", "y"], "user": "u", "suffix": "", "stop_token_ids": None}),
+    (TEXT, {"prompt": ["x"]}),
+    (TEXT, {"prompt": [[1, 2]]}),
     (TEXT, {"prompt": "x", "speculation": {"max_tokens": 0, "method": "off"}}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}),
     (CHAT, {"messages": [{"role": "user", "content": "x", "name": "n"}], "tools": [TOOL],

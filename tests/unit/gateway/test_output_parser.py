@@ -91,6 +91,9 @@ def parse(form: OutputFormat, *pieces: str) -> tuple[str, str, list[tuple[str, s
             [("now", "{}"), ("get_weather", '{"c": 2}')],
         ),
         (LLAMA, '{"x": 1}', "", '{"x": 1}', []),
+        (LLAMA, '<|python_tag|> {"x": 1}', "", '<|python_tag|> {"x": 1}', []),
+        (LLAMA, '\n{"x": ' + "1" * 600, "", '\n{"x": ' + "1" * 600, []),
+        (LLAMA, '{"name": "now", "parameters": {}}; {"x": 1}', "", '; {"x": 1}', [("now", "{}")]),
         (LLAMA, '{"name": "now", "parameters": {}} indeed', "", "indeed", [("now", "{}")]),
         (THINKING, "<think>\nwell\n</think>\n\nyes", "well", "yes", []),
         (THINKING, "yes <think> no", "", "yes <think> no", []),
@@ -99,6 +102,8 @@ def parse(form: OutputFormat, *pieces: str) -> tuple[str, str, list[tuple[str, s
         (INSIDE, "well\n</think>" + CALL, "well", "", [("now", ...)]),
         (INSIDE, "<think>\nwell</think>x", "well", "x", []),
         (INSIDE, "no end ", "no end", "", []),
+        (INSIDE, " \n<thi", "<thi", "", []),
+        (INSIDE, " \n", "", "", []),
     ],
 )
 def test_parts(

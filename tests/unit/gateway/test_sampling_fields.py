@@ -78,6 +78,7 @@ async def test_everything_at_once(harness: Any, score: RoundOf) -> None:
         ignore_eos=True,
         n=2,
         num_logprobs=2,
+        traceparent=request.traceparent,  # new in every request
     )  # fmt: skip
 
 

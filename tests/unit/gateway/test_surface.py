@@ -24,6 +24,11 @@ async def test_version(harness: Any) -> None:
     assert (await harness.get("/version")).json() == {"version": paceline.__version__}
 
 
+async def test_the_playground_can_be_left_out(make_harness: Any) -> None:
+    assert (await make_harness().get("/")).status_code == 200
+    assert (await make_harness(playground=False).get("/")).status_code == 404
+
+
 ODD: list[tuple[str, str, int, str | None]] = [
     ("HEAD", "/version", 200, None),
     ("HEAD", "/docs", 200, None),

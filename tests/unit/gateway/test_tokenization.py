@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,33 @@ async def test_several_models(make_harness: Any) -> None:
         answer = await harness.post(path, body)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "missing_required_parameter"
+
+
+class Held(ToyTokenizer):
+    """Works until it is let go."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.is_working = asyncio.Event()
+        self.gate = threading.Event()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.loop.call_soon_threadsafe(self.is_working.set)
+        assert self.gate.wait(20)
+        return super().encode(text, add_special_tokens)
+
+
+async def test_work_takes_a_place_and_not_the_loop(make_harness: Any) -> None:
+    tokenizer = Held()
+    harness = make_harness(tokenizer=tokenizer, max_concurrent_requests=1)
+    first = asyncio.ensure_future(harness.post(TO, {"prompt": "x"}))
+    await tokenizer.is_working.wait()
+    assert harness.service.num_in_progress == 1
+    assert (await harness.post(TO, {"prompt": "x"})).status_code == 429
+    assert (await harness.get("/health")).status_code == 200
+    tokenizer.gate.set()
+    assert (await first).status_code == 200
+    assert await harness.is_idle()
 
 
 async def test_places_and_keys(make_harness: Any) -> None:

@@ -161,6 +161,102 @@ async def test_ends(
     assert [call[2] for call in shown[1]] == wanted
 
 
+@pytest.mark.parametrize(
+    ("stop", "reason", "arguments"),
+    [("Par", "stop", '{"city": "'), ("</tool", "tool_calls", ARGUMENTS), ("\n<", "stop", None)],
+)
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_stop_string_in_a_call(
+    gateway: Any, round_of: RoundOf, size: int, stop: str, reason: str, arguments: str | None
+) -> None:
+    """A call that is cut open is none to make: its reason is the stop string's."""
+    gateway.targets.script = script(round_of, "Well.\n" + CALL + "no more", size)
+    answer = (await gateway.chat(tools=[WEATHER], stop=[stop])).json()
+    choice = answer["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (reason, stop)
+    calls = choice["message"].get("tool_calls", [])
+    assert [call["function"]["arguments"] for call in calls] == [arguments] * (
+        arguments is not None
+    )
+    shown = await streamed(sdk(gateway), messages=ASK, tools=[WEATHER], stop=[stop])
+    assert shown[0] == choice["message"]["content"]
+    assert [call[2] for call in shown[1]] == [call["function"]["arguments"] for call in calls]
+    assert shown[2] == [reason]
+
+
+async def test_what_is_not_taken_apart_yet_is_no_chunk(
+    gateway: Any, round_of: RoundOf, events_of: Any
+) -> None:
+    gateway.targets.script = script(round_of, CALL, 1)
+    stream = await gateway.chat(tools=[WEATHER], stream=True)
+    deltas = [chunk["choices"][0]["delta"] for chunk in events_of(stream.text)[:-1]]
+    # The role first, the end last.
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[-1] == {}
+    assert all(deltas[:-1])
+    assert len(deltas) == 3 + len(ARGUMENTS), "a call's head, then its arguments"
+
+
+def history(arguments: str) -> Any:
+    function = {"name": "get_weather", "arguments": arguments}
+    call = {"id": "call_1", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "warm"}
+    return [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": "\\ud83d\\ude00"}'])
+async def test_arguments_in_the_history(gateway: Any, round_of: RoundOf, arguments: str) -> None:
+    gateway.targets.script = [round_of(b"ok", "stop")]
+    assert (await gateway.chat(tools=[WEATHER], messages=history(arguments))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "arguments", ["x", "[]", "1", '{"a": NaN}', '{"a": "\\ud800"}', '{"a":' * 99 + "1" + "}" * 99]
+)
+async def test_arguments_that_no_template_can_show(gateway: Any, arguments: str) -> None:
+    answer = await gateway.chat(tools=[WEATHER], messages=history(arguments))
+    assert answer.status_code == 400
+    assert "'arguments' must be a JSON object" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+        {"parallel_tool_calls": False},
+        {"tools": [STRICT]},
+    ],
+)
+async def test_held_calls_need_their_eos(gateway: Any, fields: Any) -> None:
+    answer = await gateway.chat(**{"tools": [WEATHER], "ignore_eos": True, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ignore_eos")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"response_format": {"type": "text"}}, {"tools": [WEATHER]},
+     {"tools": [STRICT], "tool_choice": "none"}],
+)  # fmt: skip
+async def test_free_text_needs_no_eos(gateway: Any, round_of: RoundOf, fields: Any) -> None:
+    gateway.targets.script = [round_of(b"ok", "length")]
+    assert (await gateway.chat(ignore_eos=True, **fields)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("tools", {"tools": [WEATHER | {"function": {"name": "f", "description": "d" * 4096}}]}),
+        ("messages", {"messages": history('{"city": "' + "d" * 4096 + '"}')}),
+    ],
+)
+async def test_what_cannot_fit_is_not_tokenized(gateway: Any, param: str, fields: Any) -> None:
+    answer = await gateway.chat(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert "bytes is too long" in error["message"]
+
+
 def grammar_of(gateway: Any) -> str:
     return str(gateway.targets.requests[-1].sampling.grammar)
 
