@@ -50,7 +50,7 @@ class TargetReplica:
         self._host = config.target.host
         self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
         self._live = LiveConfig(
-            "TargetReplica",
+            serve.get_replica_context().deployment,
             config.speculation,
             LiveTargetConfig.model_validate,
             self._driver.scheduler.set_speculation,

@@ -41,6 +41,13 @@ class Intake:
         self.speculation = speculation
 
     def check(self, request: GenerateRequest) -> None:
+        if request.adapter:
+            raise RequestError(
+                f"the adapter {request.adapter!r} cannot be applied: the engine has none yet",
+                "model",
+                "model_not_found",
+                404,
+            )
         self._check_lengths(request)
         self._check_ids(request)
         self._check_sampling(request)
