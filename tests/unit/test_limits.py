@@ -25,6 +25,7 @@ from paceline.gateway.chat import ChatBody
 from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
+from tests.unit.cli.limits import CLI_CONSTANTS
 
 TESTS = Path(__file__).resolve().parents[1]
 HERE = "unit/test_limits.py"
@@ -175,21 +176,7 @@ NOT_A_LIMIT: dict[str, str] = {
 
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
-    "cli.chat_session:MAX_TURNS": (
-        "unit/cli/test_chat.py::test_the_oldest_turns_are_forgotten_in_pairs"
-    ),
-    "cli.chat_session:MAX_SPECULATION": (
-        "unit/cli/test_chat.py::test_commands_of_the_conversation"
-    ),
-    "cli.chat_talk:MAX_PROMPT_CHARS": "unit/cli/test_chat.py::test_errors_are_one_line_and_exit_1",
-    "cli.doctor_facts:MAX_PORTS_TRIED": (
-        "unit/cli/test_doctor_checks.py::test_no_more_ports_are_tried_than_make_sense"
-    ),
-    "cli.top:MAX_METRICS_BYTES": (
-        "unit/cli/test_top.py::test_what_is_no_metrics_page_gives_no_rates"
-    ),
-    "cli.top_data:MAX_HISTORY": "unit/cli/test_top.py::test_history_is_bounded",
-    "cli.top_view:MAX_ROWS": "unit/cli/test_top.py::test_a_large_fleet_is_cut",
+    **CLI_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
