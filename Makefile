@@ -33,9 +33,11 @@ browser: ## install Chromium for the page's tests, where there is none (Debian, 
 		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq -y install chromium >/dev/null; } \
 		|| { echo "no Chromium, and apt-get cannot install it: install one by hand" >&2; exit 1; }
 
-# Two processes: Ray forks its daemons, and a fork is not safe beside the gRPC threads of other tests.
+# Three: Playwright keeps an event loop running in its thread, and Ray forks its daemons, which is not
+# safe beside the gRPC threads of other tests.
 test: $(STAMP) $(CLIENTS) ## run the tests
-	@$(BIN)/python -m pytest -n 2 -m "not serve"
+	@$(BIN)/python -m pytest -n 2 -m "not serve and not browser"
+	@$(BIN)/python -m pytest -m browser
 	@$(BIN)/python -m pytest -m serve
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf

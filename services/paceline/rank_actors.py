@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline import models
 from paceline.config import ModelConfig
-from paceline.engine.base import Engine, EngineBroken
+from paceline.engine.base import NO_ADAPTERS, Engine, EngineBroken
 from paceline.engine.loader import load_source
 from paceline.engine.worker import EngineWorker
 from paceline.errors import ConfigError
@@ -178,18 +178,30 @@ class Ranks:
 
 
 async def load_replica_engine(
-    model: ModelConfig, *, max_pass_s: float = MAX_PASS_S, draft_top_n: int | None = None
+    model: ModelConfig,
+    *,
+    max_pass_s: float = MAX_PASS_S,
+    draft_top_n: int | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
 ) -> ReplicaEngine:
     """The engine that `model` describes, ready, with all of its ranks.
 
     A pass that takes longer than `max_pass_s` breaks it; with several ranks also one that takes
     longer than `tensor_parallel_timeout_s`.
     `ConfigError` when it cannot be served, or when the deployment has no place for its ranks.
+    `adapters`: LoRA adapters, name -> PEFT folder.
     """
     if model.tensor_parallel_size == 1:
-        engine = await asyncio.to_thread(load_source, model, draft_top_n=draft_top_n)
+        engine = await asyncio.to_thread(
+            load_source, model, draft_top_n=draft_top_n, adapters=adapters
+        )
         return ReplicaEngine(engine, max_pass_s=max_pass_s)
     check_source(model)
+    if adapters:
+        raise ConfigError(
+            f"target.adapters and tensor_parallel_size {model.tensor_parallel_size} do not go"
+            " together yet: set tensor_parallel_size: 1, or merge the adapter into the model"
+        )
     ranks = Ranks(model, own_placement_group(model))
     try:
         # Together: each process takes seconds to import torch.

@@ -1,21 +1,26 @@
-"""Screenshots of a service's playground: `python -m tests.browser.shots URL FOLDER`."""
+"""Screenshots of a service's playground: `python -m tests.browser.shots URL FOLDER [PROMPT]`."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
+DESKTOP, PHONE = (1280, 900), (360, 800)
 SHOTS = {
-    "playground-desktop": ((1280, 900), "light"),
-    "playground-dark": ((1280, 900), "dark"),
-    "playground-phone": ((360, 800), "light"),
+    "playground-desktop": (DESKTOP, "light"),
+    "playground-desktop-dark": (DESKTOP, "dark"),
+    "playground-phone": (PHONE, "light"),
+    "playground-phone-dark": (PHONE, "dark"),
 }
+RUN_TIMEOUT_MS = 120_000
 
 
-def main(url: str, folder: Path) -> None:
+def main(url: str, folder: Path, prompt: str = "") -> None:
+    """After one run each, whole pages; an error on the page is an error here."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -24,13 +29,21 @@ def main(url: str, folder: Path) -> None:
                 viewport={"width": width, "height": height}, color_scheme=scheme
             )
             page.goto(url)
-            page.wait_for_selector("#model option", state="attached")
-            page.click("#run")
-            page.wait_for_selector("#run:not([disabled])", timeout=120_000)
-            page.screenshot(path=folder / f"{name}.png", full_page=True)
+            _shoot(page, folder / f"{name}.png", prompt)
             page.close()
         browser.close()
 
 
+def _shoot(page: Any, path: Path, prompt: str) -> None:
+    page.wait_for_selector("#model option", state="attached")
+    if prompt:
+        page.fill("#prompt", prompt)
+    page.click("#run")
+    page.wait_for_selector("#run:not([disabled])", timeout=RUN_TIMEOUT_MS)
+    if error := page.inner_text("#error"):
+        raise SystemExit(error)
+    page.screenshot(path=path, full_page=True)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:4])

@@ -48,12 +48,10 @@ LIMITS: dict[str, str] = {
     "gateway.max_retries": f"{GATEWAY}/test_retries.py::test_tries_end",
     "gateway.max_concurrent_requests": f"{GATEWAY}/test_lifetime.py::test_too_many_requests",
     "gateway.ready_timeout_s": f"{GATEWAY}/test_lifetime.py::test_ready_and_health",
-    "gateway.body_timeout_s": (
-        f"{GATEWAY}/test_lifetime.py::test_bodies_that_never_come_take_no_place"
-    ),
-    "gateway.target_silence_s": (
-        f"{GATEWAY}/test_retries.py::test_a_target_without_a_sign_of_life_is_lost"
-    ),
+    "gateway.body_timeout_s": GATEWAY + "/test_lifetime.py::"
+    "test_bodies_that_never_come_take_no_place",
+    "gateway.target_silence_s": GATEWAY + "/test_retries.py::"
+    "test_a_target_without_a_sign_of_life_is_lost",
     "gateway.write_timeout_s": (
         f"{GATEWAY}/test_connection.py::test_a_client_that_stops_reading_is_cut"
     ),
@@ -184,6 +182,9 @@ CONSTANTS: dict[str, str] = {
     "protocol.draft_table:MAX_BRANCH_ROWS": f"{BRANCHES}::test_no_more_than_allowed",
     "protocol.messages:MAX_BRANCH_TOKENS": f"{BRANCHES}::test_no_more_than_allowed",
     "engine.checks:MAX_RUNNER_UPS": "unit/engine/test_runner_ups.py::test_refused",
+    "engine.lora:MAX_ADAPTERS": "unit/engine/test_lora_folders.py::test_adapters_are_bounded",
+    "engine.peft_folder:MAX_RANK": "unit/engine/test_lora_folders.py::test_the_largest_rank",
+    "engine.peft_folder:MAX_CONFIG_BYTES": "unit/engine/test_lora_folders.py::test_damaged",
     "controller.registry:MAX_TARGETS": f"{CONTROLLER}/test_registry.py::test_replicas_are_bounded",
     "controller.registry:MAX_DRAFTS": f"{CONTROLLER}/test_registry.py::test_replicas_are_bounded",
     "controller.pool:MAX_POOLED_CLASSES": f"{CONTROLLER}/test_pool.py::test_classes_are_bounded",

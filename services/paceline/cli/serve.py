@@ -68,12 +68,13 @@ def check_certificates(file: servefile.ServeFile) -> None:
 
 
 def _check_adapters(pool: Pool) -> None:
-    """Whether there is something to load; whether it fits the model is for the target to say."""
+    """Whether there is something to load; whether it fits the model is for the target to say.
+    Built-in engines open no folder."""
     target = pool.config.target
+    if target.model.source in models.BUILTIN_SOURCES:
+        return
     for name, folder in target.adapters.items():
         path = f"{pool.where}target.adapters: {name}"
-        if target.model.source in models.BUILTIN_SOURCES:
-            raise ConfigError(f"{path}: the {target.model.source} engine has no weights to adapt")
         if not os.path.isfile(os.path.join(os.path.expanduser(folder), ADAPTER_CONFIG)):
             raise ConfigError(
                 f"{path}: {folder!r} is no folder of PEFT: it has no {ADAPTER_CONFIG}"

@@ -8,8 +8,9 @@ Synchronous; exactly one thread may use an engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.generation import TokenLogprobs
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from paceline.grammars import TokenGrammars
 
 
+NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What both ends compare at the handshake, and what admission needs.
@@ -27,7 +31,8 @@ class EngineInfo:
     `vocab_size` counts the ids that the tokenizer has: ids >= it are refused and never sampled,
     even where the model's output layer is padded to more. `max_model_len` is in tokens.
     `num_blocks` * `block_size` is the KV capacity in tokens. `eos_token_ids` end a generation.
-    `grammars`: over its tokenizer; None where grammars cannot be applied.
+    `grammars`: over its tokenizer; None where grammars cannot be applied. `adapters`: names of the
+    LoRA adapters that it has.
     """
 
     model_id: str
@@ -38,6 +43,7 @@ class EngineInfo:
     tokenizer_hash: str = ""
     eos_token_ids: tuple[int, ...] = ()
     grammars: TokenGrammars | None = field(default=None, compare=False, repr=False)
+    adapters: tuple[str, ...] = ()
 
     @property
     def has_grammars(self) -> bool:
@@ -91,6 +97,9 @@ class StepItem:
     first) predicts entry j; the prefix cache is then not read, so that every row is computed.
     `cache_salt` (u64): the prefix cache shares blocks only between sequences of equal salt. It is
     the same in every item of a sequence.
+    `adapter`: the LoRA adapter (one of `info.adapters`) that the rows are computed with; empty:
+    the model itself. The same in every item of a text. It counts as part of the salt: see
+    `prefix_cache.adapter_salt`.
     `fork_of`: the sequence is empty, and begins with the cache that another one had before this
     pass, up to `start` (at most what is cached there): none of that is computed again.
     `num_runner_ups`: with no `rule`, also name the ids that come next after each sampled row's
@@ -115,6 +124,7 @@ class StepItem:
     cache_salt: int = 0
     num_runner_ups: int = 0
     fork_of: int | None = None
+    adapter: str = ""
 
 
 @dataclass(slots=True)  # as above

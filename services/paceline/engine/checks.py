@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from paceline.engine.base import EngineInfo, StepItem, Verify
 from paceline.engine.blocks import BlockPool, BlockTable
+from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
 from paceline.errors import LocalProtocolError
 from paceline.sampling.acceptance import verifiable_len
@@ -33,7 +34,7 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         if item.fork_of is not None:
             table = _forked(where, item, table, pool)
         _check_rows(where, item, info, table.length)
-        _check_salt(where, item, table)
+        _check_salt(where, item, info, table)
         _check_sampling(where, item)
         if item.num_prompt_logprobs is not None or item.scored_token_ids:
             _check_scores(where, item, info)
@@ -65,11 +66,15 @@ def _check_rows(where: str, item: StepItem, info: EngineInfo, cached_len: int) -
         raise LocalProtocolError(f"{where}: at most {item.max_rows} rows")
 
 
-def _check_salt(where: str, item: StepItem, table: BlockTable) -> None:
+def _check_salt(where: str, item: StepItem, info: EngineInfo, table: BlockTable) -> None:
     if not 0 <= item.cache_salt <= _MAX_SALT:
         raise LocalProtocolError(f"{where}: cache salt {item.cache_salt} is no u64")
-    if item.start > 0 and item.cache_salt != table.cache_salt:
-        raise LocalProtocolError(f"{where}: the cache salt changed in the middle of the text")
+    if item.adapter and item.adapter not in info.adapters:
+        raise LocalProtocolError(f"{where}: there is no adapter {item.adapter!r}")
+    if item.start > 0 and adapter_salt(item.cache_salt, item.adapter) != table.cache_salt:
+        raise LocalProtocolError(
+            f"{where}: the cache salt changed in the middle of the text, or the adapter"
+        )
 
 
 def _check_sampling(where: str, item: StepItem) -> None:

@@ -3,7 +3,8 @@
 A decode or verify pass over a few sequences costs a GPU less than the host needs to launch it.
 Such passes are laid out as `num_seqs` x `num_rows`: too few rows of a sequence are filled up in
 front, missing sequences behind, all with rows that write to a scratch block that nobody owns and
-whose results nobody asks for. Prefill and other shapes run as they are. Without CUDA the same
+whose results nobody asks for. Prefill and other shapes run as they are, and so does a pass in which
+somebody has a LoRA adapter: which rows are whose is not part of a graph. Without CUDA the same
 padded pass simply runs, which is how it is tested. Knows rows and slots, like `ModelRunner`.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.engine.lora import CurrentPass
 from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.pass_plan import AttentionGroup, PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
@@ -117,8 +119,9 @@ class GraphRunner(ModelRunner):
         max_model_len: int,
         use_varlen: bool,
         use_graphs: bool = True,
+        adapters: CurrentPass | None = None,
     ) -> None:
-        super().__init__(model, probe, num_blocks + 1, block_size)
+        super().__init__(model, probe, num_blocks + 1, block_size, adapters=adapters)
         self._scratch = num_blocks
         self._max_blocks = -(-max_model_len // block_size)
         self._windows = {window for window in probe.windows.values() if window is not None}
@@ -131,7 +134,8 @@ class GraphRunner(ModelRunner):
         self._logits: torch.Tensor | None = None
 
     def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
-        shape = pick_shape(rows, self._block_size, self._max_blocks) if self._use_graphs else None
+        can_replay = self._use_graphs and not any(item.adapter for item in rows)
+        shape = pick_shape(rows, self._block_size, self._max_blocks) if can_replay else None
         if shape is not None and self._use_varlen:  # reads only what is there: one width for all
             shape = shape._replace(num_blocks=self._max_blocks)
         if shape is not None and (shape in self._passes or len(self._passes) < MAX_GRAPHS):

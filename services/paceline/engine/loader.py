@@ -6,11 +6,13 @@ Downloads nothing and runs no code from a model folder. torch is imported only w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paceline import models
 from paceline.config import ModelConfig
-from paceline.engine.base import Engine, EngineInfo
+from paceline.engine.base import NO_ADAPTERS, Engine, EngineInfo
 from paceline.engine.timed import TimedEngine
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
@@ -18,27 +20,37 @@ from paceline.grammars import load_grammars
 
 
 def load_engine(
-    model: ModelConfig, path: Path | None = None, *, draft_top_n: int | None = None
+    model: ModelConfig,
+    path: Path | None = None,
+    *,
+    draft_top_n: int | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
 ) -> Engine:
     """The engine that `model` describes; `path` is its resolved folder, None for toys.
 
     `draft_top_n` limits a draft's noise to its most likely tokens (safe only for a draft).
+    `adapters`: name -> PEFT folder; a toy opens no folder and makes an adapter of the name alone.
     `ConfigError` when the folder cannot be served.
     """
     if model.source in models.BUILTIN_SOURCES:
-        return _load_toy(model)
+        return _load_toy(model, adapters)
     if path is None:
         raise ConfigError(f"model {model.source} needs a folder; resolve it first")
     # Importing torch takes seconds, which a toy deployment should not pay.
     from paceline.engine.torch_loader import load_torch_engine
 
-    return load_torch_engine(model, path, draft_top_n=draft_top_n)
+    return load_torch_engine(model, path, draft_top_n=draft_top_n, adapters=adapters)
 
 
-def load_source(model: ModelConfig, *, draft_top_n: int | None = None) -> Engine:
+def load_source(
+    model: ModelConfig,
+    *,
+    draft_top_n: int | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
+) -> Engine:
     """`load_engine` for whatever `model.source` names: a built-in, a folder, an alias, a Hub id."""
     path = None if model.source in models.BUILTIN_SOURCES else models.resolve(model.source)
-    return load_engine(model, path, draft_top_n=draft_top_n)
+    return load_engine(model, path, draft_top_n=draft_top_n, adapters=adapters)
 
 
 def toy_info(model: ModelConfig) -> EngineInfo:
@@ -55,9 +67,9 @@ def toy_info(model: ModelConfig) -> EngineInfo:
     )
 
 
-def _load_toy(model: ModelConfig) -> Engine:
+def _load_toy(model: ModelConfig, adapters: Mapping[str, str]) -> Engine:
     toy = ToyEngine(
-        toy_info(model),
+        replace(toy_info(model), adapters=tuple(adapters)),
         error_rate=model.toy_error_rate,
         enable_prefix_caching=model.enable_prefix_caching,
     )

@@ -7,7 +7,7 @@ flat batch, so each is a slice of it. Knows slots and lengths; no weights, heads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,6 +31,7 @@ class SequenceRows:
 
     `blocks` is the sequence's block table and covers every row; logits are wanted for the last
     `num_samples` rows. The block in which `start` lies is first made a copy of `copied_block`.
+    `adapter` names the LoRA adapter of the sequence, if it has one.
     """
 
     start: int
@@ -38,6 +39,19 @@ class SequenceRows:
     num_samples: int
     blocks: tuple[int, ...]
     copied_block: int | None = None
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Where one adapter's rows are: `rows` of the flat batch, `samples` of those that are sampled.
+
+    int64 on the model's device.
+    """
+
+    adapter: str
+    rows: torch.Tensor
+    samples: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ class PassPlan:
 
     `input_ids`, `position_ids`: [1, rows]. `write`: [rows], the KV slot of each row.
     `sample_rows`: [samples], rows whose logits are needed, in the order of the items.
+    `adapter_rows` has an entry for each adapter in the pass.
     """
 
     input_ids: torch.Tensor
@@ -121,6 +136,7 @@ class PassPlan:
     write: torch.Tensor
     sample_rows: torch.Tensor
     groups: list[AttentionGroup] = field(default_factory=list)
+    adapter_rows: tuple[AdapterRows, ...] = ()
 
 
 def plan_pass(
@@ -142,6 +158,7 @@ def plan_pass(
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    owners: list[int] = []
     row_of: dict[tuple[int, int], int] = {}
     groups: list[AttentionGroup] = []
     for tiles in [[tile] for tile in tiles_of] if row_by_row else group_tiles(tiles_of):
@@ -151,24 +168,49 @@ def plan_pass(
             row_of[tile.index, tile.offset] = len(token_ids)
             start = item.start + tile.offset
             token_ids.extend(item.token_ids[tile.offset : tile.offset + tile.num_rows])
+            owners.extend([tile.index] * tile.num_rows)
             positions.extend(range(start, start + tile.num_rows))
             slots.extend(_slots(blocks[tile.index], start, tile.num_rows, block_size))
     num_copies = -len(token_ids) % ROW_MULTIPLE if row_by_row else 0
     if num_copies:
         tiles = [tiles_of[-1]] * num_copies
         groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
-        for values in (token_ids, positions, slots):
+        for values in (token_ids, positions, slots, owners):
             values.extend(values[-1:] * num_copies)
 
     def as_index(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
+    sample_rows = _sample_rows(items, row_of, max_rows)
     return PassPlan(
         input_ids=as_index(token_ids)[None],
         position_ids=as_index(positions)[None],
         write=as_index(slots),
-        sample_rows=as_index(_sample_rows(items, row_of, max_rows)),
+        sample_rows=as_index(sample_rows),
         groups=groups,
+        adapter_rows=find_adapter_rows(items, owners, sample_rows, device),
+    )
+
+
+def find_adapter_rows(
+    items: Sequence[SequenceRows],
+    owners: Sequence[int],
+    sample_rows: Sequence[int],
+    device: torch.device,
+) -> tuple[AdapterRows, ...]:
+    """`owners`: of each row of the flat batch, the index of its item."""
+    adapters = sorted({item.adapter for item in items if item.adapter})
+    if not adapters:
+        return ()
+    names = [items[owner].adapter for owner in owners]
+
+    def where(adapter: str, found: Iterable[str]) -> torch.Tensor:
+        rows = [row for row, name in enumerate(found) if name == adapter]
+        return torch.tensor(rows, dtype=torch.int64, device=device)
+
+    return tuple(
+        AdapterRows(each, where(each, names), where(each, (names[row] for row in sample_rows)))
+        for each in adapters
     )
 
 

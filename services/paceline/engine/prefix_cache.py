@@ -6,7 +6,8 @@ sequence begins with them, whether they were ever committed or not. The cache kn
 and no reference count: its owner says when a block is used by nobody.
 
 A chain begins at the root of its salt, so texts under different salts have no name in common: who
-may not learn what another asked (by how fast an answer comes) gets a salt of its own.
+may not learn what another asked (by how fast an answer comes) gets a salt of its own. KV depends
+on a LoRA adapter too, so an adapter is part of the salt.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ROOT_DIGEST = b""
 _DIGEST_SIZE = 16
 _SALT_BYTES = 8
 _SALT_PERSON = b"cache salt"  # no block's name can be the root of a salt
+_ADAPTER_PERSON = b"adapter salt"
 
 
 def root_digest(cache_salt: int) -> bytes:
@@ -27,6 +29,17 @@ def root_digest(cache_salt: int) -> bytes:
         return ROOT_DIGEST
     salt = cache_salt.to_bytes(_SALT_BYTES, "little")
     return blake2b(salt, digest_size=_DIGEST_SIZE, person=_SALT_PERSON).digest()
+
+
+def adapter_salt(cache_salt: int, adapter: str) -> int:
+    """The salt (u64) under which a text's KV is kept: that of the request, and of the adapter that
+    its rows are computed with. Without one it is the request's own: so it is at a draft, which has
+    no adapters and computes the same KV whichever of them the target applies."""
+    if not adapter:
+        return cache_salt
+    text = cache_salt.to_bytes(_SALT_BYTES, "little") + adapter.encode()
+    digest = blake2b(text, digest_size=_SALT_BYTES, person=_ADAPTER_PERSON).digest()
+    return int.from_bytes(digest, "little")
 
 
 def chain_digest(parent: bytes, token_ids: Iterable[int]) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from paceline.engine.lora import CurrentPass
 from paceline.engine.paged_attention import PassContext, ShapeProbe, allocate_pool
 from paceline.engine.pass_plan import PassPlan, SequenceRows, plan_pass
 from paceline.engine.varlen_attention import VarlenPlan
@@ -30,7 +31,10 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """One process, one device. `model` attends through our function, as `probe` recorded."""
+    """One process, one device. `model` attends through our function, as `probe` recorded.
+
+    `adapters`: where the model's LoRA layers look for the rows of a pass; None: it has none.
+    """
 
     def __init__(
         self,
@@ -40,9 +44,11 @@ class ModelRunner:
         block_size: int,
         *,
         row_by_row: bool = False,
+        adapters: CurrentPass | None = None,
     ) -> None:
         self._model = model
         self._row_by_row = row_by_row
+        self._adapters = adapters
         self._block_size = block_size
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
@@ -70,6 +76,8 @@ class ModelRunner:
         return self._run(plan)
 
     def _run(self, plan: PassPlan | VarlenPlan) -> torch.Tensor:
+        if self._adapters is not None:
+            self._adapters.begin(plan)
         output = self._model(
             input_ids=plan.input_ids,
             position_ids=plan.position_ids,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from paceline.engine.base import StepItem
 from paceline.engine.blocks import Reservation, WantedRows
+from paceline.engine.prefix_cache import adapter_salt
 
 
 def wanted_rows(item: StepItem) -> WantedRows:
@@ -21,7 +22,7 @@ def wanted_rows(item: StepItem) -> WantedRows:
         num_needed=item.num_samples,
         max_rows=item.max_rows,
         is_cacheable=item.num_prompt_logprobs is None and item.fork_of is None,
-        cache_salt=item.cache_salt,
+        cache_salt=adapter_salt(item.cache_salt, item.adapter),
         fork_of=item.fork_of,
     )
 

@@ -145,6 +145,7 @@ class TorchEngine:
                 num_logit_rows(item, reservation),
                 reservation.blocks,
                 reservation.copied_block,
+                item.adapter,
             )
             for item, reservation in zip(items, reservations, strict=True)
             if reservation.computed_ids  # else the prefix cache held all of it

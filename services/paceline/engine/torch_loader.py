@@ -6,6 +6,7 @@ Knows the Hugging Face folder format; downloads nothing, trusts no code and no p
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig
-from paceline.engine.base import EngineInfo
+from paceline.engine.base import NO_ADAPTERS, EngineInfo
 from paceline.engine.convert import load_gguf_model
 from paceline.engine.draft_head import cut_head
 from paceline.engine.graph_runner import GraphRunner
+from paceline.engine.lora import CurrentPass, attach_adapters
 from paceline.engine.packed_linear import ROWS_HINT, pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
 from paceline.engine.quantization import check_quantization, loading_arguments, pack_on_cpu
@@ -41,15 +43,21 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 def load_torch_engine(
-    model: ModelConfig, folder: Path, *, draft_top_n: int | None = None
+    model: ModelConfig,
+    folder: Path,
+    *,
+    draft_top_n: int | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
 ) -> TorchEngine:
     """An engine with the weights of `folder`; `ConfigError` if they cannot be served.
+
+    `adapters`: name -> PEFT folder.
 
     Sets torch's intra-op threads for the whole process, as `model.num_threads` says.
     """
     if model.tensor_parallel_size > 1:
         raise ConfigError("tensor_parallel_size > 1 needs a Serve replica, which starts the ranks")
-    runner, info = load_runner(model, folder)
+    runner, info = load_runner(model, folder, adapters=adapters)
     return TorchEngine(
         runner,
         info,
@@ -59,7 +67,11 @@ def load_torch_engine(
 
 
 def load_runner(
-    model: ModelConfig, folder: Path, *, group: RankGroup | None = None
+    model: ModelConfig,
+    folder: Path,
+    *,
+    group: RankGroup | None = None,
+    adapters: Mapping[str, str] = NO_ADAPTERS,
 ) -> tuple[ModelRunner, EngineInfo]:
     """The weights of `folder` and what to announce of them; with `group`, this rank's share."""
     torch.set_num_threads(model.num_threads)
@@ -79,6 +91,7 @@ def load_runner(
         pack_linears(hf_model, TILE_ROWS if model.reproducible else ROWS_HINT)
     if model.reproducible:
         tile_linears(hf_model)
+    current = attach_adapters(hf_model, adapters, folder)
     probe, width = probe_model(hf_model)
     vocab_size = count_real_ids(folder, width)
     eos_ids = tuple(i for i in eos_token_ids(folder, hf_config) if i < vocab_size)
@@ -91,12 +104,18 @@ def load_runner(
         tokenizer_hash=tokenizer_hash(folder),
         eos_token_ids=eos_ids,
         grammars=folder_grammars(folder, vocab_size, eos_ids),
+        adapters=tuple(adapters),
     )
-    return make_runner(model, hf_model, probe, is_sharded=group is not None), info
+    return make_runner(model, hf_model, probe, current, is_sharded=group is not None), info
 
 
 def make_runner(
-    model: ModelConfig, hf_model: Any, probe: ShapeProbe, *, is_sharded: bool
+    model: ModelConfig,
+    hf_model: Any,
+    probe: ShapeProbe,
+    adapters: CurrentPass | None,
+    *,
+    is_sharded: bool,
 ) -> ModelRunner:
     """The runner that the device and the config ask for; `ConfigError` if they do not agree."""
     if hf_model.device.type == "cuda":
@@ -112,6 +131,7 @@ def make_runner(
             model.num_kv_blocks,
             model.block_size,
             row_by_row=model.reproducible,
+            adapters=adapters,
         )
     return GraphRunner(
         hf_model,
@@ -121,6 +141,7 @@ def make_runner(
         max_model_len=model.max_model_len,
         use_varlen=use_varlen,
         use_graphs=use_graphs,
+        adapters=adapters,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 from paceline.engine import toy_rules
 from paceline.engine.base import EngineInfo, EngineStats, Propose, StepItem, StepResult
@@ -41,6 +42,14 @@ def _mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
+def _adapted(state: int, adapter: str) -> int:
+    """The state that names the logits of a context under an adapter; the cache has `state`."""
+    if not adapter:
+        return state
+    seed = int.from_bytes(blake2b(adapter.encode(), digest_size=8).digest(), "little")
+    return _mix(state, seed + 1) if _mix(state, seed) & 1 else state
+
+
 class ToyEngine:
     """`Engine` over a hashed prefix; see `engine/base.py` for the contract.
 
@@ -48,6 +57,8 @@ class ToyEngine:
     `error_rate` of contexts, chosen by `error_seed`, gets unrelated logits. So a toy draft with
     error_rate e agrees with a toy target in about 1 - e of the contexts (plus chance hits).
     At most 8 ids per context have a finite logit, spread over 4 units.
+    An adapter of `info.adapters` has no weights: its name chooses half of all contexts, which get
+    logits of their own.
     """
 
     def __init__(
@@ -136,9 +147,9 @@ class ToyEngine:
                     f"sequence {sequence_id}: position {position} holds another text's state"
                 )
 
-    def logits(self, token_ids: Sequence[int]) -> list[float]:
+    def logits(self, token_ids: Sequence[int], adapter: str = "") -> list[float]:
         """The logits [vocab_size] after a prefix, without any cache: the oracle of tests."""
-        return self._logits(self._state(token_ids))
+        return self._logits(_adapted(self._state(token_ids), adapter))
 
     def full_logits(self, token_ids: Sequence[int]) -> list[float]:
         """The same where a grammar is to be followed, which seldom allows one of the few ids that
@@ -159,6 +170,8 @@ class ToyEngine:
     def _result(
         self, item: StepItem, reservation: Reservation, states: Sequence[int]
     ) -> StepResult:
+        if item.adapter:
+            states = [_adapted(state, item.adapter) for state in states]
         sampled = states[len(states) - num_sampled_rows(item, reservation) :]
         token_ids, num_accepted, laws = self._decide(item, sampled)
         logprobs: tuple[TokenLogprobs, ...] = ()

@@ -25,7 +25,7 @@ from torch.nn.attention import (
 )
 from torch.nn.attention.varlen import varlen_attn
 
-from paceline.engine.pass_plan import SequenceRows
+from paceline.engine.pass_plan import AdapterRows, SequenceRows, find_adapter_rows
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +54,13 @@ class VarlenPlan:
     block_table: torch.Tensor
     max_rows: int
     block_size: int
+    adapter_rows: tuple[AdapterRows, ...] = ()
 
 
 def plan_varlen(items: Sequence[SequenceRows], block_size: int, device: torch.device) -> VarlenPlan:
     """The plan of any pass, by one pinned copy that the host does not wait for."""
     ids, positions, slots, samples, bounds = list[int](), list[int](), list[int](), list[int](), [0]
+    owners = [index for index, item in enumerate(items) for _ in item.token_ids]
     width = max(len(item.blocks) for item in items)
     table = list[int]()
     for item in items:
@@ -85,6 +87,7 @@ def plan_varlen(items: Sequence[SequenceRows], block_size: int, device: torch.de
         block_table=parts[6].int().view(len(items), width),
         max_rows=max(len(item.token_ids) for item in items),
         block_size=block_size,
+        adapter_rows=find_adapter_rows(items, owners, samples, device),
     )
 
 

@@ -22,6 +22,8 @@ PAGES = {
     "/": ("playground.html", "text/html"),
     "/static/playground.css": ("playground.css", "text/css"),
     "/static/playground.js": ("playground.js", "text/javascript"),
+    "/static/form.js": ("form.js", "text/javascript"),
+    "/static/rounds.js": ("rounds.js", "text/javascript"),
     "/static/stream.js": ("stream.js", "text/javascript"),
     "/static/view.js": ("view.js", "text/javascript"),
 }
@@ -45,6 +47,12 @@ def _add_page(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
 
     @app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
-        if request.headers.get("if-none-match") == etag:
+        if _is_known(etag, request.headers.get("if-none-match", "")):
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=media_type, headers=headers)
+
+
+def _is_known(etag: str, known: str) -> bool:
+    """Whether the client's copy is this one; a proxy that compresses makes its tag a weak one."""
+    tags = [tag.strip().removeprefix("W/") for tag in known.split(",")]
+    return etag in tags or "*" in tags

@@ -40,7 +40,9 @@ class TargetReplica:
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
         self._engine = await load_replica_engine(
-            config.target.model, max_pass_s=config.target.max_pass_s
+            config.target.model,
+            max_pass_s=config.target.max_pass_s,
+            adapters=config.target.adapters,
         )
         self._parts.push_async_callback(self._engine.stop)
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)

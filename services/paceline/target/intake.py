@@ -41,13 +41,7 @@ class Intake:
         self.speculation = speculation
 
     def check(self, request: GenerateRequest) -> None:
-        if request.adapter:
-            raise RequestError(
-                f"the adapter {request.adapter!r} cannot be applied: the engine has none yet",
-                "model",
-                "model_not_found",
-                404,
-            )
+        self._check_adapter(request)
         self._check_lengths(request)
         self._check_ids(request)
         self._check_sampling(request)
@@ -80,6 +74,16 @@ class Intake:
         return (len(request.prompt_token_ids) - 1) // block_size * block_size
 
     # -- checks -----------------------------------------------------------------------------
+
+    def _check_adapter(self, request: GenerateRequest) -> None:
+        if request.adapter and request.adapter not in self._info.adapters:
+            raise RequestError(
+                f"the model {request.adapter!r} does not exist: this deployment has no adapter of"
+                " that name",
+                "model",
+                "model_not_found",
+                404,
+            )
 
     def _check_lengths(self, request: GenerateRequest) -> None:
         info, prompt_len = self._info, len(request.prompt_token_ids)

@@ -119,6 +119,7 @@ def make_entry(
         num_prompt_logprobs=request.num_prompt_logprobs if scored else None,
         scored_token_ids=scored,
         cache_salt=request.cache_salt,
+        adapter=request.adapter,
     )
     sequence.in_pass = True
     return PassEntry(session.session_id, item, draft)

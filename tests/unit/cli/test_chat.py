@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -25,6 +26,7 @@ from tests.unit.cli.toy_service import KEY, gateway, serving
 
 ASKED = ("--temperature", "0", "--max-tokens", "20")
 READ_TIMEOUT_S = 20.0
+GREEN = "\x1b[32m"
 
 
 @pytest.fixture(scope="module")
@@ -213,56 +215,68 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.shown = ""
+        self._place = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
 
     def type(self, text: str) -> None:
+        """Only at a prompt: what comes before the terminal is set up for it may be lost."""
         os.write(self._ours, text.encode())
 
     def wait_for(self, text: str) -> None:
         """Until it is shown after what was waited for before."""
-        begun = len(self.shown)
-        while text not in self.shown[begun:]:
+        while (place := self.shown.find(text, self._place)) < 0:
             ready, _, _ = select.select([self._ours], [], [], READ_TIMEOUT_S)
-            assert ready, f"{text!r} did not come: {self.shown!r}"
-            self.shown += os.read(self._ours, 4096).decode("utf-8", "replace")
+            assert ready, f"{text!r} did not come: {self.shown[self._place :]!r}"
+            self.shown += self._decoder.decode(os.read(self._ours, 4096))
+        self._place = place + len(text)
+
+    def say(self, text: str) -> None:
+        self.wait_for("> ")
+        self.type(text)
 
     def end(self) -> int:
-        try:
-            return self.process.wait(READ_TIMEOUT_S)
-        finally:
-            self.process.kill()
-            os.close(self._ours)
+        return self.process.wait(READ_TIMEOUT_S)
 
 
 def _take_terminal() -> None:
     """So that Ctrl-C at the terminal is a signal."""
     import fcntl
+    import signal
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_a_conversation_at_a_terminal(url: str) -> None:
-    terminal = Terminal("--url", url, *ASKED, "--show-rounds", NO_COLOR="")
-    terminal.wait_for("Ctrl-D ends.")
-    terminal.type("hello\r")
-    terminal.wait_for("proposals accepted")
-    assert "\x1b[32m" in terminal.shown, "no token is green"
-    terminal.type("/speculation off\r")
-    terminal.wait_for("The draft is not asked.")
-    before = len(terminal.shown)
-    terminal.type("again\r")
-    terminal.wait_for("20 tokens")
-    terminal.wait_for("> ")
-    assert "\x1b[32m" not in terminal.shown[before:]
-    terminal.type("\x04")
-    assert terminal.end() == 0
+    with Terminal("--url", url, *ASKED, "--show-rounds", NO_COLOR="") as terminal:
+        terminal.wait_for("Ctrl-D ends.")
+        terminal.say("hello\r")
+        terminal.wait_for("proposals accepted")
+        assert GREEN in terminal.shown, "no token is green"
+        terminal.say("/speculation off\r")
+        terminal.wait_for("The draft is not asked.")
+        before = len(terminal.shown)
+        terminal.say("again\r")
+        terminal.wait_for("20 tokens")
+        assert GREEN not in terminal.shown[before:]
+        terminal.say("\x04")
+        assert terminal.end() == 0
 
 
 def test_no_color_is_respected(url: str) -> None:
-    terminal = Terminal("hello", "--url", url, *ASKED, "--show-rounds", NO_COLOR="1")
-    terminal.wait_for("proposals accepted")
-    assert "\x1b[32m" not in terminal.shown
-    assert terminal.end() == 0
+    with Terminal("hello", "--url", url, *ASKED, "--show-rounds", NO_COLOR="1") as terminal:
+        terminal.wait_for("proposals accepted")
+        assert GREEN not in terminal.shown
+        assert terminal.end() == 0
 
 
 class Slow(BaseHTTPRequestHandler):
@@ -306,22 +320,20 @@ def slow_service() -> Iterator[str]:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
-    with slow_service() as url:
-        terminal = Terminal("--url", url)
+    with slow_service() as url, Terminal("--url", url) as terminal:
         terminal.wait_for("Ctrl-D ends.")
-        terminal.type("hello\r")
+        terminal.say("hello\r")
         terminal.wait_for("Once upon")
         terminal.type("\x03")
         terminal.wait_for("(stopped)")
-        terminal.type("/clear\r")
+        terminal.say("/clear\r")
         terminal.wait_for("The conversation is forgotten.")
-        terminal.type("\x04")
+        terminal.say("\x04")
         assert terminal.end() == 0
 
 
 def test_ctrl_c_ends_a_single_question_with_130() -> None:
-    with slow_service() as url:
-        terminal = Terminal("hello", "--url", url)
+    with slow_service() as url, Terminal("hello", "--url", url) as terminal:
         terminal.wait_for("Once upon")
         terminal.type("\x03")
         terminal.wait_for("interrupted")

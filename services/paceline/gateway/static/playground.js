@@ -1,154 +1,195 @@
 // The page's wiring: form in, two runs out, one after the other or together.
 
+import * as form from "./form.js";
+import { Waterfall } from "./rounds.js";
 import { ApiError, chat, models } from "./stream.js";
 import { RunView } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
-const KEY = "paceline-key";
-const withDraft = new RunView($("with"), $("rounds"));
+const waterfall = new Waterfall($("rounds"), (count) => {
+  $("no-rounds").hidden = count > 0;
+  $("waterfall").hidden = count === 0;
+});
+const withDraft = new RunView($("with"), waterfall);
 const without = new RunView($("without"), null);
 let history = [];
+// The turn that the two runs show; it joins the history when it is followed up.
+let turn = null;
 let running = null;
+let finished = Promise.resolve();
 
-function number(id) {
-  return $(id).value === "" ? null : Number($(id).value);
-}
-
-function body(speculation) {
-  const system = $("system").value.trim();
-  const k = number("k");
-  return {
-    model: $("model").value,
-    messages: [
-      ...(system ? [{ role: "system", content: system }] : []),
-      ...history,
-      { role: "user", content: $("prompt").value },
-    ],
-    max_tokens: number("max-tokens") ?? 96,
-    temperature: number("temperature") ?? 0,
-    seed: number("seed") ?? 1,
-    stream: true,
-    stream_options: { include_usage: true },
-    speculation: {
-      include_rounds: true,
-      ...(speculation === "on" && k !== null ? { max_tokens: k } : {}),
-      ...(speculation === "off" ? { method: "off" } : {}),
-    },
-  };
-}
-
-async function runOne(view, speculation, signal) {
+async function runOne(view, isDrafted, signal) {
   view.begin();
+  let state = "failed";
   try {
-    await chat(body(speculation), $("key").value, signal, (chunk) => view.take(chunk));
+    const body = form.requestBody(history, isDrafted);
+    await chat(body, form.key(), signal, (chunk) => view.take(chunk));
+    state = "";
+  } catch (error) {
+    if (signal.aborted) state = "stopped";
+    throw error;
   } finally {
-    view.end();
+    view.end(state);
   }
 }
 
-function showError(error) {
-  $("error").textContent = error.message;
-  $("error").hidden = false;
-  if (error instanceof ApiError && error.status === 401) {
-    $("key-field").hidden = false;
-    $("key-field").closest("details").open = true;
-    $("key").focus();
+async function runBoth(signal) {
+  if (form.isTogether()) {
+    say("Running with the draft and without ...");
+    await Promise.all([runOne(withDraft, true, signal), runOne(without, false, signal)]);
+    return;
   }
+  say("Running with the draft ...");
+  await runOne(withDraft, true, signal);
+  say("Running without the draft ...");
+  await runOne(without, false, signal);
 }
 
-function summarize() {
-  const ratio = without.speed > 0 ? withDraft.speed / without.speed : 0;
-  const same = withDraft.text === without.text;
-  $("summary").textContent =
-    `${ratio.toFixed(2)} times the speed without the draft; ` +
-    (same ? "the two texts are identical." : "the two texts DIFFER.");
+function start() {
+  if (!running && $("ask").reportValidity()) finished = run();
 }
 
-// The turn that the two runs show is not among those above them.
-function showHistory() {
-  $("history").hidden = history.length === 0;
-  $("history").replaceChildren(
-    ...history.map((turn) => {
-      const line = document.createElement("p");
-      line.textContent = `${turn.role === "user" ? "You" : "Model"}: ${turn.content}`;
-      return line;
-    }),
-  );
-  $("history").scrollTop = $("history").scrollHeight;
-}
-
-function remember() {
-  history.push({ role: "user", content: $("prompt").value });
-  history.push({ role: "assistant", content: withDraft.text });
-}
-
-async function run(event) {
-  event?.preventDefault();
-  if (running || !$("ask").reportValidity()) return;
+async function run() {
   running = new AbortController();
   const { signal } = running;
-  if ($("key").value) sessionStorage.setItem(KEY, $("key").value);
-  $("run").disabled = true;
-  $("stop").disabled = false;
-  $("error").hidden = true;
-  $("summary").textContent = "Running ...";
-  without.clear();
-  showHistory();
+  const messages = form.requestBody([], true).messages.slice(-1);
+  form.rememberKey();
+  begin();
   try {
-    if (!$("model").options.length) await loadModels();
-    const first = runOne(withDraft, "on", signal);
-    if ($("order").value === "together") {
-      await Promise.all([first, runOne(without, "off", signal)]);
-    } else {
-      await first;
-      await runOne(without, "off", signal);
-    }
-    summarize();
-    remember();
+    if (!form.hasModels()) form.showModels(await models(form.key(), signal));
+    await runBoth(signal);
+    turn = [...messages, { role: "assistant", content: withDraft.content }];
+    say(comparison());
   } catch (error) {
+    const isStopped = signal.aborted;
     running.abort();
-    $("summary").textContent = error.name === "AbortError" ? "Stopped." : "";
-    if (error.name !== "AbortError") showError(error);
+    without.giveUp();
+    say(isStopped ? "Stopped." : "The run failed.");
+    if (!isStopped) showError(error);
   } finally {
     running = null;
-    $("run").disabled = false;
-    $("stop").disabled = true;
+    showButtons();
   }
+}
+
+function begin() {
+  turn = null;
+  hideError();
+  withDraft.clear();
+  without.clear("waiting");
+  showButtons();
+}
+
+// A button that goes dead must not take the focus with it.
+function showButtons() {
+  const wasRun = document.activeElement === $("run");
+  const wasStop = document.activeElement === $("stop");
+  $("run").disabled = running !== null;
+  $("stop").disabled = running === null;
+  $("follow").disabled = turn === null;
+  if (wasRun && running) $("stop").focus();
+  if (wasStop && !running) $("run").focus();
+}
+
+function comparison() {
+  const ratio = without.speed > 0 ? withDraft.speed / without.speed : 0;
+  const speed = `${ratio.toFixed(2)} times the speed without the draft`;
+  if (withDraft.text === without.text) return `${speed}; the two texts are identical.`;
+  let at = 0;
+  while (withDraft.text[at] === without.text[at]) at += 1;
+  const reason = form.mayDiffer()
+    ? " In the modes rejection and block they may: only their law is the same."
+    : "";
+  return `${speed}; the two texts DIFFER after ${at} characters.${reason}`;
+}
+
+function say(sentence) {
+  $("summary").textContent = sentence;
+}
+
+function showError(error, takesFocus = true) {
+  $("error").textContent = error.message;
+  $("error").hidden = false;
+  if (error instanceof ApiError && error.status === 401) form.askForKey(takesFocus);
+}
+
+function hideError() {
+  $("error").textContent = "";
+  $("error").hidden = true;
 }
 
 function stop() {
   running?.abort();
 }
 
-function clear() {
+function showHistory() {
+  $("history").hidden = history.length === 0;
+  $("history").replaceChildren(
+    ...history.map(({ role, content }) => {
+      const line = document.createElement("p");
+      const who = document.createElement("b");
+      who.textContent = role === "user" ? "You" : "Model";
+      line.append(who, ` ${content}`);
+      return line;
+    }),
+  );
+  $("history").scrollTop = $("history").scrollHeight;
+}
+
+async function converse(messages) {
   stop();
-  history = [];
-  showHistory();
+  await finished;
+  history = messages;
+  turn = null;
+  hideError();
   withDraft.clear();
   without.clear();
-  $("summary").textContent = "";
-  $("error").hidden = true;
+  showHistory();
+  showButtons();
   $("prompt").focus();
 }
 
-async function loadModels() {
-  const names = await models($("key").value);
-  $("model").replaceChildren(
-    ...names.map((name) => {
-      const option = document.createElement("option");
-      option.value = option.textContent = name;
-      return option;
-    }),
-  );
+async function followUp() {
+  await converse([...history, ...turn]);
+  $("prompt").value = "";
+  say("Write the next message of this conversation.");
 }
 
-$("ask").addEventListener("submit", run);
+async function startOver() {
+  await converse([]);
+  say("Run the prompt to compare the two.");
+}
+
+async function loadModels(takesFocus) {
+  try {
+    form.showModels(await models(form.key()));
+    hideError();
+  } catch (error) {
+    showError(error, takesFocus);
+  }
+}
+
+$("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  start();
+});
+// A field in a closed part of the page could not show what is wrong with it.
+$("settings").addEventListener("invalid", () => ($("settings").open = true), true);
+$("settings").addEventListener("input", form.showSettings);
 $("stop").addEventListener("click", stop);
-$("clear").addEventListener("click", clear);
-$("key").addEventListener("change", () => loadModels().catch(showError));
+$("follow").addEventListener("click", followUp);
+$("clear").addEventListener("click", startOver);
+$("key").addEventListener("change", () => running || loadModels(false));
+$("numbers").addEventListener("change", () => {
+  $("waterfall").classList.toggle("numbers", $("numbers").checked);
+});
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") stop();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run(event);
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    start();
+  }
 });
-$("key").value = sessionStorage.getItem(KEY) ?? "";
-loadModels().catch(showError);
+form.recallKey();
+form.showSettings();
+loadModels(true);

@@ -9,8 +9,11 @@ export class ApiError extends Error {
 
 function headers(key) {
   const sent = { "content-type": "application/json" };
-  if (key) sent.authorization = `Bearer ${key}`;
-  return sent;
+  if (!key) return sent;
+  if (!/^[\x21-\x7e]+$/.test(key)) {
+    throw new ApiError("An API key has only letters, digits and signs of ASCII.", 401);
+  }
+  return { ...sent, authorization: `Bearer ${key}` };
 }
 
 async function refusal(response) {
@@ -23,38 +26,60 @@ async function refusal(response) {
   return new ApiError(message, response.status);
 }
 
-export async function models(key) {
-  const response = await fetch("v1/models", { headers: headers(key) });
+// What the browser says of a lost connection differs, and is no sentence.
+function asSentence(error, sentence) {
+  const isKnown = error instanceof ApiError || error.name === "AbortError";
+  return isKnown ? error : new ApiError(sentence, 0);
+}
+
+async function ask(path, key, options) {
+  const sent = headers(key);
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: sent });
+  } catch (error) {
+    throw asSentence(error, "The service could not be reached.");
+  }
   if (!response.ok) throw await refusal(response);
+  return response;
+}
+
+export async function models(key, signal) {
+  const response = await ask("v1/models", key, { signal });
   return (await response.json()).data.map((model) => model.id);
 }
 
-// Calls `onEvent` with every chunk. Throws ApiError; AbortError when `signal` ends it.
-export async function chat(body, key, signal, onEvent) {
-  const response = await fetch("v1/chat/completions", {
-    method: "POST",
-    headers: headers(key),
-    body: JSON.stringify(body),
-    signal,
-  });
-  if (!response.ok) throw await refusal(response);
+// Every event is one line of data; a line that begins with a colon only keeps the connection alive.
+async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) break;
-    text += value;
-    const events = text.split("\n\n");
-    text = events.pop();
-    for (const event of events) {
-      // A line that begins with a colon only keeps the connection alive.
-      if (!event.startsWith("data:")) continue;
-      const data = event.slice(5).trim();
-      if (data === "[DONE]") return;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new ApiError(chunk.error.message, 0);
-      onEvent(chunk);
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data:")) yield line.slice(5).trim();
     }
   }
-  throw new ApiError("The stream ended before the answer did.", 0);
+}
+
+// Calls `onChunk` with every chunk. Throws ApiError; AbortError when `signal` ends it.
+export async function chat(body, key, signal, onChunk) {
+  const options = { method: "POST", body: JSON.stringify(body), signal };
+  const response = await ask("v1/chat/completions", key, options);
+  let isWhole = false;
+  try {
+    // Read to its end, also behind [DONE]: then its connection can be used again.
+    for await (const data of events(response)) {
+      isWhole ||= data === "[DONE]";
+      if (isWhole) continue;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(chunk.error.message, 0);
+      onChunk(chunk);
+    }
+  } catch (error) {
+    throw asSentence(error, "The connection broke before the answer was whole.");
+  }
+  if (!isWhole) throw new ApiError("The stream ended before the answer did.", 0);
 }

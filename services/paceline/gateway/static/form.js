@@ -1,0 +1,94 @@
+// The form's fields as a request. Knows no network.
+
+const $ = (id) => document.getElementById(id);
+const KEY = "paceline-key";
+// What an emptied field means.
+const DEFAULTS = { "max-tokens": 96, temperature: 0, seed: 1, k: null };
+
+function number(id) {
+  return $(id).value === "" ? DEFAULTS[id] : Number($(id).value);
+}
+
+export function requestBody(history, isDrafted) {
+  const system = $("system").value.trim();
+  const speculation = { include_rounds: true };
+  if (!isDrafted) speculation.method = "off";
+  if (isDrafted && number("k") !== null) speculation.max_tokens = number("k");
+  if (mode()) speculation.mode = mode();
+  return {
+    model: $("model").value,
+    messages: [
+      ...(system ? [{ role: "system", content: system }] : []),
+      ...history,
+      { role: "user", content: $("prompt").value },
+    ],
+    max_tokens: number("max-tokens"),
+    temperature: number("temperature"),
+    seed: number("seed"),
+    stream: true,
+    stream_options: { include_usage: true },
+    speculation,
+  };
+}
+
+export function mode() {
+  return $("mode").value;
+}
+
+// In these modes a seed does not bring the same text back; only its law is the target's. Which one
+// the service uses by itself is not known here.
+export function mayDiffer() {
+  return number("temperature") > 0 && ["", "rejection", "block"].includes(mode());
+}
+
+export function isTogether() {
+  return $("order").value === "together";
+}
+
+export function hasModels() {
+  return $("model").options.length > 0;
+}
+
+// The chosen one stays chosen where it is still served.
+export function showModels(names) {
+  const chosen = $("model").value;
+  $("model").replaceChildren(...names.map((name) => new Option(name, name)));
+  if (names.includes(chosen)) $("model").value = chosen;
+  showSettings();
+}
+
+export function showSettings() {
+  const k = number("k");
+  $("settings-now").textContent = [
+    $("model").value,
+    `${number("max-tokens")} tokens`,
+    `temperature ${number("temperature")}`,
+    `seed ${number("seed")}`,
+    ...(k === null ? [] : [`K up to ${k}`]),
+    ...(mode() ? [mode()] : []),
+    ...($("system").value.trim() ? ["with a system prompt"] : []),
+  ]
+    .filter(Boolean)
+    .join(", ");
+}
+
+export function key() {
+  return $("key").value.trim();
+}
+
+export function recallKey() {
+  $("key").value = sessionStorage.getItem(KEY) ?? "";
+  $("key-field").hidden = !$("key").value;
+}
+
+export function rememberKey() {
+  if (key()) sessionStorage.setItem(KEY, key());
+  else sessionStorage.removeItem(KEY);
+}
+
+export function askForKey(takesFocus) {
+  $("key-field").hidden = false;
+  if (!takesFocus) return;
+  $("key").focus();
+  $("key").select();
+}
