@@ -64,7 +64,7 @@ async def draft(
         yield driver
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Give the loop turns until `condition` holds; fails loudly after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - the drivers under test expose no event for it
