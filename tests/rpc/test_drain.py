@@ -21,6 +21,7 @@ from tests.rpc import fleet
 
 # K = 4: at most 2 K + 1 proposals are in a window, and each pass uses one up at least.
 MAX_ROUNDS_ALONE = 9
+# Longer than a draft's round trip on a busy machine: with passes of 1 ms proposals were too late.
 STEP_MS = 10.0
 
 
@@ -208,7 +209,7 @@ async def load(target: TargetDriver, num: int) -> AsyncIterator[Callable[[], Awa
 
 async def test_rolling_restart_of_drafts_under_load() -> None:
     settings = settings_for(600)
-    async with fleet.target(settings, step_ms=1.0) as target, AsyncExitStack() as stack:
+    async with fleet.target(settings, step_ms=STEP_MS) as target, AsyncExitStack() as stack:
         serving: list[DraftDriver] = []
         for name in ("a1", "b1"):
             serving.append(
