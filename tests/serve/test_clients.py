@@ -6,6 +6,7 @@ package shows for the same request: greedy text is the same however it is asked 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -102,6 +103,17 @@ def test_langchain_structured_output(url: str) -> None:
 # ---------------------------------------------------------------------------------- litellm
 
 
+@pytest.fixture
+def own_loop() -> Iterator[None]:
+    """litellm makes an event loop where it finds none, and never closes it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("own_loop")
 def test_litellm(url: str, chat_text: str, completion_text: str) -> None:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network
     import litellm
