@@ -108,7 +108,9 @@ class BodyFuzzer:
                 for _ in range(rng.choice((1, 1, 2, 3)))
             ]
         else:
-            body["prompt"] = rng.choice((self._text(), [65, 66, 255], [0], self._text()))
+            one = (self._text(), [65, 66, 255], [0], self._text())
+            several = ([self._text() for _ in range(rng.choice((2, 3)))], [[65, 66], [0]])
+            body["prompt"] = rng.choice((*one, *one, *several))
         if rng.random() < 0.95:
             body["max_tokens"] = rng.choice((1, 1, 2, 5))
         return body

@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.config import ApiKeyConfig, GatewayConfig, ModelConfig, SpeculationConfig
 from paceline.engine.loader import load_engine
+from paceline.errors import RequestError
 from paceline.gateway.api import build_api
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
@@ -49,9 +50,14 @@ class LoopbackStream:
         self._loopback = loopback
         self._request = request
         self.session_ids = range(0)
+        self.is_over = False
 
     async def __aiter__(self) -> AsyncIterator[RoundDelta]:
-        self.session_ids, run = self._loopback.add(self._request)
+        try:
+            self.session_ids, run = self._loopback.add(self._request)
+        except RequestError:
+            self.is_over = True
+            raise
         num_read, open_choices = 0, set(range(self._request.n))
         while open_choices:
             while num_read == len(run.deltas):
@@ -62,6 +68,7 @@ class LoopbackStream:
                 open_choices.discard(delta.choice)
             await asyncio.sleep(0)
             yield delta
+        self.is_over = True
 
     def cancel(self) -> None:
         pass
@@ -80,7 +87,8 @@ class LoopbackTargets:
 
     def generate(self, request: GenerateRequest) -> LoopbackStream:
         stream = LoopbackStream(self.loopback, request)
-        self._streams = {request.request_id: stream}  # one at a time here
+        open_ones = {name: old for name, old in self._streams.items() if not old.is_over}
+        self._streams = open_ones | {request.request_id: stream}
         return stream
 
     async def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -88,6 +96,8 @@ class LoopbackTargets:
         for index, session_id in enumerate(stream.session_ids if stream else ()):
             if choice in (None, index):
                 self.loopback.scheduler.abort(session_id)
+        if stream is not None and choice is None:
+            stream.is_over = True
 
     async def ready(self) -> bool:
         return True

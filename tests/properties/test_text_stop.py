@@ -150,7 +150,7 @@ def test_stream_says_what_the_whole_answer_says(
             "speculation": {"include_rounds": include_rounds},
         }
     )
-    plan = Planner(GatewayConfig(), TOY, 64).plan(body, "cmpl-1", 0)
+    (plan,) = Planner(GatewayConfig(), TOY, 64).plans(body, "cmpl-1", [0])
     assembler, items = assemble(deltas(token_ids, cuts, "length"), stop_strings)
     chunks = ChunkBuilder(plan, created=1)
     raw = b"".join(chunks.round(item) for item in items)

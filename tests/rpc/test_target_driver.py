@@ -244,7 +244,7 @@ async def test_a_request_that_breaks_every_engine_costs_two_targets() -> None:
             random_seed=lambda: 1,
         )
         body = CompletionBody(model="toy", prompt=[1, 13, 2], max_tokens=4)
-        plan = await gateway.plan(Endpoint.COMPLETIONS, body)
+        (plan,) = await gateway.plans(Endpoint.COMPLETIONS, body)
         with pytest.raises(RequestError) as caught:
             _ = [item async for item in gateway.rounds(plan, gateway.answer(plan))]
         assert caught.value.code == "engine_broken"

@@ -45,6 +45,7 @@ LIMITS: dict[str, str] = {
     "gateway.max_logit_biases": f"{GATEWAY}/test_sampling_fields.py::test_limits",
     "gateway.max_logprobs": f"{GATEWAY}/test_sampling_fields.py::test_limits",
     "gateway.max_n": f"{GATEWAY}/test_sampling_fields.py::test_limits",
+    "gateway.max_prompts": f"{GATEWAY}/test_prompts.py::test_limits",
     "gateway.max_retries": f"{GATEWAY}/test_retries.py::test_tries_end",
     "gateway.max_concurrent_requests": f"{GATEWAY}/test_lifetime.py::test_too_many_requests",
     "gateway.ready_timeout_s": f"{GATEWAY}/test_lifetime.py::test_ready_and_health",
@@ -52,9 +53,8 @@ LIMITS: dict[str, str] = {
     "test_bodies_that_never_come_take_no_place",
     "gateway.target_silence_s": GATEWAY + "/test_retries.py::"
     "test_a_target_without_a_sign_of_life_is_lost",
-    "gateway.write_timeout_s": (
-        f"{GATEWAY}/test_connection.py::test_a_client_that_stops_reading_is_cut"
-    ),
+    "gateway.write_timeout_s": GATEWAY + "/test_connection.py::"
+    "test_a_client_that_stops_reading_is_cut",
     "gateway.request_timeout_s": f"{GATEWAY}/test_lifetime.py::test_deadline",
     "gateway.api_keys": f"{HERE}::test_api_keys_are_bounded",
     "gateway.max_grammar_bytes": f"{GATEWAY}/test_tool_limits.py::test_as_large_a_grammar",
@@ -372,9 +372,9 @@ def test_lists_of_a_body(
 ) -> None:
     """The limit itself is allowed; one more names the field and the limit."""
     planner = Planner(GatewayConfig.model_validate(limits), ToyTokenizer(), 64)
-    planner.plan(fits, "id", 0)
+    planner.plans(fits, "id", [0])
     with pytest.raises(RequestError, match=str(*limits.values())) as caught:
-        planner.plan(more, "id", 0)
+        planner.plans(more, "id", [0])
     param = "messages" if isinstance(more, ChatBody) else "stop"
     assert (caught.value.param, caught.value.code) == (param, said)
 

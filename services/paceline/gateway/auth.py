@@ -84,7 +84,11 @@ class Caller:
         than the key ever has room for."""
         limit = self.room.limit
         if limit is not None and num_choices > limit:
-            raise RequestError(f"'n' may be at most {limit} with this API key.", "n", "too_many")
+            raise RequestError(
+                f"With this API key 'n' may be at most {limit}, all prompts together.",
+                "n",
+                "too_many",
+            )
         with self.room.take(num_choices):
             yield
 

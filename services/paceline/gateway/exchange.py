@@ -7,6 +7,7 @@ sent and must end with it. Knows no tokenizer and no target.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
+from paceline.gateway.assembler import RoundText, total
 from paceline.gateway.auth import Caller, caller_of
 from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
 from paceline.gateway.keepalive import EventStream
@@ -49,7 +51,7 @@ class Exchange(Response):
                 raw = await read_body(self._request, config.max_body_bytes, config.body_timeout_s)
                 self._arrived_s = self._service.monotonic()
                 body = await self._parse(raw)
-                with self._service.places(body), caller.places(body.num_choices):
+                with self._service.places(body) as num_choices, caller.places(num_choices):
                     await until_disconnect(receive, self._answer(body, caller, send))
         except TimeoutError:
             if not timeout.expired():
@@ -68,42 +70,49 @@ class Exchange(Response):
         return await asyncio.to_thread(parse_body, raw, body_type)
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
-        plan = await self._service.plan(self._endpoint, body)
-        plan = plan.salted(caller.cache_salt).traced(trace_of(self._request.scope).traceparent)
-        if plan.is_stream:
+        traceparent = trace_of(self._request.scope).traceparent
+        plans = [
+            plan.salted(caller.cache_salt).traced(traceparent)
+            for plan in await self._service.plans(self._endpoint, body)
+        ]
+        if body.stream:
             service = self._service
             stream = EventStream(
                 send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
             )
-            await beside(stream.keep_alive(), self._answer_stream(plan, stream))
+            await beside(stream.keep_alive(), self._answer_stream(plans, stream))
         else:
-            await self._answer_whole(plan, send)
+            await self._answer_whole(plans, send)
 
-    async def _answer_whole(self, plan: Plan, send: Send) -> None:
+    async def _answer_whole(self, plans: Sequence[Plan], send: Send) -> None:
         created = self._service.now_s()
-        answer = self._service.answer(plan)
-        async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
-            items = [item async for item in rounds]
-        if plan.has_logprobs:  # so large a body is not for the event loop
-            body = await asyncio.to_thread(whole_body, plan, created, items, answer.usage)
+        answers = [self._service.answer(plan) for plan in plans]
+        items: list[list[RoundText]] = [[] for _ in plans]
+        async with aclosing(self._service.all_rounds(plans, answers, self._arrived_s)) as rounds:
+            async for prompt, item in rounds:
+                items[prompt].append(item)
+        usage = total([answer.usage for answer in answers])
+        if plans[0].has_logprobs:  # so large a body is not for the event loop
+            body = await asyncio.to_thread(whole_body, plans, created, items, usage)
         else:
-            body = whole_body(plan, created, items, answer.usage)
+            body = whole_body(plans, created, items, usage)
         await send_json(send, body)
 
-    async def _answer_stream(self, plan: Plan, stream: EventStream) -> None:
-        chunks = ChunkBuilder(plan, self._service.now_s())
-        answer = self._service.answer(plan)
+    async def _answer_stream(self, plans: Sequence[Plan], stream: EventStream) -> None:
+        answers = [self._service.answer(plan) for plan in plans]
+        usages = [answer.usage for answer in answers]
+        chunks = ChunkBuilder(plans, self._service.now_s(), usages)
         opening = chunks.begin()
-        async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
-            async for item in rounds:
+        async with aclosing(self._service.all_rounds(plans, answers, self._arrived_s)) as rounds:
+            async for prompt, item in rounds:
                 # The status waits for the first round, or for the first comment when that takes
                 # long: until then an error is a real 4xx or 5xx.
                 if item.prompt_entries:
-                    part = await asyncio.to_thread(chunks.round, item)
+                    part = await asyncio.to_thread(chunks.round, prompt, item)
                 else:
-                    part = chunks.round(item)
+                    part = chunks.round(prompt, item)
                 await stream.send_part(opening + part)
                 opening = b""
-                if answer.is_whole:
-                    await stream.send_part(chunks.end(answer.usage))
+                if chunks.is_whole:
+                    await stream.send_part(chunks.end())
         await stream.end()

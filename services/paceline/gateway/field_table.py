@@ -31,7 +31,7 @@ _H, _N, _R = Treatment.HONORED, Treatment.NEUTRAL, Treatment.REFUSED
 OPENAI_FIELDS = (
     FieldRow("model", _H, _H, "404 for a model that is not served"),
     FieldRow("messages", _H, None, "system, developer, user, assistant, tool; text parts only"),
-    FieldRow("prompt", None, _H, "a string or token ids, or a list of one of them"),
+    FieldRow("prompt", None, _H, "a string, token ids, or a list of several of either"),
     FieldRow("stream", _H, _H),
     FieldRow("stream_options", _H, _H, "`include_usage`; vLLM's `continuous_usage_stats`"),
     FieldRow("temperature", _H, _H, "0 is greedy, else at least 1e-5, up to 2"),

@@ -31,20 +31,23 @@ def stop_list(value: object) -> object:
     return value
 
 
-def prompt(value: object) -> object:
-    """A string or token ids of one prompt, or a list of one of them."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
+def prompts(value: object) -> object:
+    """A string or token ids are a list of one prompt; all are strings, or all are token ids."""
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and (
+        all(isinstance(prompt, str) for prompt in value) or all(_is_ids(ids) for ids in value)
+    ):
         return value
-    if isinstance(value, list):
-        if all(type(token_id) is int for token_id in value):
-            return value
-        if all(isinstance(item, str | list) for item in value):
-            raise PydanticCustomError(
-                "prompt", "Several prompts in one request are not supported; send one each."
-            )
-    raise PydanticCustomError("prompt", "It must be a string or a list of token ids.")
+    raise PydanticCustomError(
+        "prompt",
+        "It must be a string, a list of token ids, a list of strings or a list of such lists.",
+    )
+
+
+def _is_ids(value: object) -> bool:
+    """The empty list, too."""
+    return isinstance(value, list) and all(type(token_id) is int for token_id in value)
 
 
 def content(value: object) -> object:

@@ -290,12 +290,13 @@ OWN_FIELDS: Mapping[tuple[str, str], Json] = {
         "anyOf": [_INT, {"const": False}, {"type": "null"}],
     },
     ("CompletionBody", "prompt"): {
-        "description": "a text, or its token ids",
+        "description": "a text, its token ids, or several prompts of one of these kinds; choice "
+        "i of prompt p has the index p * n + i, and usage counts all",
         "anyOf": [
             _STR,
             _list(_INT),
-            _list(_STR) | {"minItems": 1, "maxItems": 1},
-            _list(_list(_INT)) | {"minItems": 1, "maxItems": 1},
+            _list(_STR) | {"minItems": 1},
+            _list(_list(_INT)) | {"minItems": 1},
         ],
     },
     ("SpeculationOptions", "max_tokens"): {"description": "most proposals in one round; 0: none"},

@@ -22,6 +22,7 @@ from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
+from paceline.gateway.merge import merge
 from paceline.gateway.metrics import GatewayMetrics, RequestMetrics
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.places import Places
@@ -111,9 +112,9 @@ class GatewayService:
         self._sleep = sleep
         self.monotonic = monotonic
         self.metrics = GatewayMetrics(self.models)
-        # Choices and aborts under way: a request for n choices counts n, as it does at a target.
+        # Choices and aborts under way: each choice of each prompt counts, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
-        # 3, as a choice has one abort at most and so has a request.
+        # 3, as a choice has one abort at most and so has a prompt.
         self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
         self._aborts: set[asyncio.Task[None]] = set()
         # Those of lost tries, which a silent target delays. They take no place from requests.
@@ -123,14 +124,15 @@ class GatewayService:
         self._probe: asyncio.Task[bool] | None = None
 
     @contextmanager
-    def places(self, body: GenerationBody) -> Iterator[None]:
-        """Room for one request, from its whole body to its answer's end. Raises OverloadedError;
-        RequestError (400) for more choices than ever have room.
+    def places(self, body: GenerationBody) -> Iterator[int]:
+        """Room for one request, from its whole body to its answer's end: for so many choices.
+        Raises OverloadedError; RequestError (400) for more choices than ever have room.
 
         Not from its first byte: bodies that never come would keep everybody else out.
         """
-        with self.room.take(check_num_choices(self.config, body)):
-            yield
+        num_choices = check_num_choices(self.config, body)
+        with self.room.take(num_choices):
+            yield num_choices
 
     @property
     def num_in_progress(self) -> int:
@@ -143,12 +145,14 @@ class GatewayService:
             raise model_not_found(name, self.models)
         return self.models[name]
 
-    async def plan(self, endpoint: Endpoint, body: GenerationBody) -> Plan:
-        """Raises RequestError: 404 for an unknown model, 400 for everything over a limit."""
+    async def plans(self, endpoint: Endpoint, body: GenerationBody) -> tuple[Plan, ...]:
+        """One for each prompt. Raises RequestError: 404 for an unknown model, 400 for everything
+        over a limit."""
         planner = self._planners[self.served(body.model).name]
-        request_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
+        answer_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
+        seeds = [self._random_seed() for _ in range(body.num_prompts)]
         # Tokenizing a long prompt takes milliseconds: not on the event loop.
-        return await asyncio.to_thread(planner.plan, body, request_id, self._random_seed())
+        return await asyncio.to_thread(planner.plans, body, answer_id, seeds)
 
     def answer(self, plan: Plan) -> Answer:
         return Answer(plan, self.models[plan.model].tokenizer)
@@ -156,10 +160,19 @@ class GatewayService:
     def now_s(self) -> int:
         return int(self._clock())
 
+    def all_rounds(
+        self, plans: Sequence[Plan], answers: Sequence[Answer], arrived_s: float | None = None
+    ) -> AsyncGenerator[tuple[int, RoundText], None]:
+        """The `rounds` of all prompts, each with its prompt's index, as they come. What ends one
+        prompt by an error ends all."""
+        pairs = zip(plans, answers, strict=True)
+        return merge([self.rounds(plan, answer, arrived_s) for plan, answer in pairs])
+
     async def rounds(
         self, plan: Plan, answer: Answer, arrived_s: float | None = None
     ) -> AsyncGenerator[RoundText, None]:
-        """Rounds until the answer is whole. Close it (`aclosing`): that is what frees the target.
+        """Rounds until the prompt's answer is whole. Close it (`aclosing`): that is what frees the
+        target.
 
         The last round is followed up to the end of the target's stream, so that the target has
         let go of the sequences when this ends. `arrived_s` is when the request was here, by

@@ -278,7 +278,7 @@ async def test_concurrency_of_one_key(make_harness: Any, round_of: RoundOf) -> N
     never = await ask(ALICE, n=4)
     assert never.status_code == 400
     assert never.json()["error"] == {
-        "message": "'n' may be at most 3 with this API key.",
+        "message": "With this API key 'n' may be at most 3, all prompts together.",
         "type": "invalid_request_error",
         "param": "n",
         "code": "too_many",

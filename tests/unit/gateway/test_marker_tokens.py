@@ -62,7 +62,7 @@ class Folder:
             GatewayConfig(served_model_name="m"), load_tokenizer(str(self.path)), 4096
         )
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-        plan = planner.plan(ChatBody.model_validate(body), "id", 0)
+        (plan,) = planner.plans(ChatBody.model_validate(body), "id", [0])
         try:
             self.grammars.check(
                 plan.request.sampling.grammar, list(self.tokenizer.encode(text).ids)
