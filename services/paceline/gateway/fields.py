@@ -14,6 +14,8 @@ from paceline.gateway.tools import is_too_deep
 from paceline.sampling.params import MAX_LOGIT_BIAS
 
 _MAX_TOKEN_ID = 2**31 - 1
+# Of a part of a message: as the body's own `prompt_cache_options`, a matter of speed and price.
+_CACHE_HINT = "prompt_cache_breakpoint"
 # As JSON objects spell ids; "07" would be a second name of 7.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -60,7 +62,8 @@ def content(value: object) -> object:
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise PydanticCustomError("content", "Only parts of type 'text' are supported.")
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        is_text = set(part) - {_CACHE_HINT} == {"type", "text"} and isinstance(part["text"], str)
+        if not is_text or not isinstance(part.get(_CACHE_HINT), dict | None):
             raise PydanticCustomError("content", "A text part has a 'type' and a string 'text'.")
         texts.append(part["text"])
     return "\n".join(texts)
@@ -134,12 +137,18 @@ def tool_choice(value: object) -> object:
 def _allowed_tools(value: object) -> object:
     if isinstance(value, dict) and set(value) == {"mode", "tools"}:
         tools = value["tools"] if isinstance(value["tools"], list) else []
-        names = tuple(_function_name(tool) for tool in tools)
+        names = tuple(_allowed_name(tool) for tool in tools)
         if value["mode"] in ("auto", "required") and names and None not in names:
             return value["mode"], names
     raise PydanticCustomError(
         "tool_choice", "'allowed_tools' has a 'mode', 'auto' or 'required', and a list of 'tools'."
     )
+
+
+def _allowed_name(tool: object) -> str | None:
+    if isinstance(tool, dict) and set(tool) == {"type", "function"}:
+        return _function_name(tool) if tool["type"] == "function" else None
+    return None
 
 
 def _function_name(value: object) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from paceline.config import AppConfig
@@ -49,6 +50,7 @@ class TargetDriver:
         self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
         self._alive_interval_s = config.target.alive_interval_s
         self._requests: dict[str, _Answers] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}  # of requests that are to come
         self._answers: dict[int, _Answers] = {}  # the same by session id
         self._streams: dict[int, TargetStream] = {}
         self._next_link_id = 1
@@ -102,11 +104,16 @@ class TargetDriver:
         When the target stops, its requests end in a 503: `engine_broken` if they were in the
         pass that broke the engine and so may be the cause, else `target_lost`.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._checks:
             raise RequestError("a request with this id is in progress", "request_id")
+        has_grammar = bool(request.sampling.grammar)
+        if has_grammar:
+            async with aclosing(self._check(request)) as waiting:
+                async for _ in waiting:
+                    yield None
         if not self._loop.is_running:
             raise endings.target_lost()
-        first_session_id = self.scheduler.add(request, monotonic_us())
+        first_session_id = self.scheduler.add(request, monotonic_us(), has_grammar)
         answers = _Answers(first_session_id, set(living_outputs(request)))
         session_ids = [first_session_id + choice for choice in answers.open]
         self._requests[request.request_id] = answers
@@ -136,6 +143,27 @@ class TargetDriver:
                 if self.scheduler.abort(session_id):
                     self._loop.wake()
 
+    async def _check(self, request: GenerateRequest) -> AsyncGenerator[None, None]:
+        """In a thread, since a grammar may take seconds; an item as often as a sign of life is due.
+
+        A check that is left, or aborted, runs to its end there, and nobody hears of it.
+        """
+        name, check = request.request_id, asyncio.to_thread(self.scheduler.intake.check, request)
+        self._checks[name] = task = asyncio.create_task(check)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not task.done() and self._checks.get(name) is task:
+                await asyncio.wait((task,), timeout=self._alive_interval_s)
+                if not task.done():
+                    yield None
+            if self._checks.get(name) is not task:
+                raise endings.aborted()
+            task.result()
+        finally:
+            task.cancel()
+            if self._checks.get(name) is task:
+                del self._checks[name]
+
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request wherever it is, or one choice of it while the others go on.
 
@@ -144,7 +172,8 @@ class TargetDriver:
         """
         answers = self._requests.get(request_id)
         if answers is None:
-            return False
+            check = self._checks.pop(request_id, None) if choice is None else None
+            return check is not None
         if choice is None:
             self._fail(answers, endings.aborted())
             return True

@@ -41,6 +41,7 @@ class Intake:
         self.speculation = speculation
 
     def check(self, request: GenerateRequest) -> None:
+        """Any thread may do it; a grammar may take seconds."""
         self._check_adapter(request)
         self._check_lengths(request)
         self._check_ids(request)

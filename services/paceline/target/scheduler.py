@@ -44,7 +44,7 @@ class Scheduler:
         self.speculation = speculation
         self.policy = LookaheadPolicy(lookahead_limits(speculation))
         self.stats = SchedulerStats()
-        self._intake = Intake(info, target, speculation)
+        self.intake = Intake(info, target, speculation)
         self._roster = Roster(info, target)
         self._sequences = self._roster.sequences
         self._running = self._roster.running
@@ -76,19 +76,21 @@ class Scheduler:
     def running_sequences(self) -> list[Sequence]:
         return [self._sequences[session_id] for session_id in self._running]
 
-    def add(self, request: GenerateRequest, now_us: int) -> int:
+    def add(self, request: GenerateRequest, now_us: int, is_checked: bool = False) -> int:
         """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
 
         Raises `ContextLengthError` / `RequestError` for what can never run here and
         `OverloadedError` when `target.max_queued_seqs` wait already. Nothing was started then.
+        `is_checked`: `intake.check` has passed it.
         """
-        self._intake.check(request)
+        if not is_checked:
+            self.intake.check(request)
         prompt_len = len(request.prompt_token_ids)
         lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
+        self._roster.check_room(lengths, self.intake.num_shared_tokens(request))
         first_session_id = self._next_session_id
-        group = self._intake.sequences(request, first_session_id, now_us)
+        group = self.intake.sequences(request, first_session_id, now_us)
         for sequence in group:
             self.policy.add(sequence.lookahead)
         self._roster.enqueue(group)
@@ -121,7 +123,7 @@ class Scheduler:
     def set_speculation(self, speculation: SpeculationConfig) -> None:
         """The configuration has changed; requests in progress follow."""
         self.speculation = speculation
-        self._intake.speculation = speculation
+        self.intake.speculation = speculation
         self.policy.set_limits(lookahead_limits(speculation))
 
     def take_released(self) -> list[int]:
