@@ -26,7 +26,7 @@ _DRAFT_STOP_S = 10
 def build_app(config: AppConfig) -> Application:
     """The whole service. With `speculation.method: off` no draft replica is deployed."""
     gateway = serve.deployment(name=GATEWAY, max_ongoing_requests=1024, **_HEALTH)(Gateway)
-    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools])
+    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools], config.logging)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:
@@ -34,7 +34,7 @@ def _bind_pool(pool: Pool) -> PoolHandles:
     config = pool.config
     controller = serve.deployment(name=f"{CONTROLLER}{pool.suffix}", max_ongoing_requests=1000)(
         Controller
-    ).bind(config.controller)
+    ).bind(config.controller, config.logging)
     target = serve.deployment(
         name=f"{TARGETS}{pool.suffix}",
         max_ongoing_requests=1024,

@@ -7,6 +7,7 @@ sent and must end with it. Knows no tokenizer and no target.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -14,14 +15,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
+from paceline.gateway.answer import Answer
+from paceline.gateway.assembler import RoundText
 from paceline.gateway.auth import Caller, caller_of
 from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
 from paceline.gateway.keepalive import EventStream
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
+from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
 from paceline.gateway.sse import ChunkBuilder
+from paceline.logs import about
 
 # A longer body takes milliseconds to parse: not on the event loop.
 MAX_INLINE_BODY_BYTES = 64 << 10
@@ -35,11 +40,13 @@ class Exchange(Response):
         self._service = service
         self._endpoint = endpoint
         self._request = request
+        self._log = log_of(request.scope)
         self._arrived_s = service.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
         caller = caller_of(scope)
+        self._log.key = caller.name
         timeout = asyncio.timeout(config.request_timeout_s)
         try:
             async with timeout:
@@ -68,21 +75,30 @@ class Exchange(Response):
         return await asyncio.to_thread(parse_body, raw, body_type)
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
+        self._log.model = self._service.served(body.model).name
         plan = await self._service.plan(self._endpoint, body)
         plan = plan.salted(caller.cache_salt).traced(trace_of(self._request.scope).traceparent)
-        if plan.is_stream:
-            service = self._service
-            stream = EventStream(
-                send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
-            )
-            await beside(stream.keep_alive(), self._answer_stream(plan, stream))
-        else:
-            await self._answer_whole(plan, send)
-
-    async def _answer_whole(self, plan: Plan, send: Send) -> None:
-        created = self._service.now_s()
+        plan = plan.named(self._log.ids.request_id)
         answer = self._service.answer(plan)
+        with about(self._log.begin_answer(plan, answer, self._arrived_s)):
+            if plan.is_stream:
+                service = self._service
+                stream = EventStream(
+                    send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
+                )
+                await beside(stream.keep_alive(), self._answer_stream(plan, answer, stream))
+            else:
+                await self._answer_whole(plan, answer, send)
+
+    async def _rounds(self, plan: Plan, answer: Answer) -> AsyncGenerator[RoundText, None]:
         async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
+            async for item in rounds:
+                self._log.receive(item, self._service.monotonic())
+                yield item
+
+    async def _answer_whole(self, plan: Plan, answer: Answer, send: Send) -> None:
+        created = self._service.now_s()
+        async with aclosing(self._rounds(plan, answer)) as rounds:
             items = [item async for item in rounds]
         if plan.has_logprobs:  # so large a body is not for the event loop
             body = await asyncio.to_thread(whole_body, plan, created, items, answer.usage)
@@ -90,11 +106,10 @@ class Exchange(Response):
             body = whole_body(plan, created, items, answer.usage)
         await send_json(send, body)
 
-    async def _answer_stream(self, plan: Plan, stream: EventStream) -> None:
+    async def _answer_stream(self, plan: Plan, answer: Answer, stream: EventStream) -> None:
         chunks = ChunkBuilder(plan, self._service.now_s())
-        answer = self._service.answer(plan)
         opening = chunks.begin()
-        async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
+        async with aclosing(self._rounds(plan, answer)) as rounds:
             async for item in rounds:
                 # The status waits for the first round, or for the first comment when that takes
                 # long: until then an error is a real 4xx or 5xx.
