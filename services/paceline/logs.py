@@ -55,11 +55,6 @@ def about(ids: RequestIds) -> Iterator[None]:
         _current.reset(token)
 
 
-def current_ids() -> RequestIds:
-    """Of the request that this code works for."""
-    return _current.get()
-
-
 def extra(ids: RequestIds | None = None, **fields: Any) -> dict[str, Any]:
     """What a logging call takes as `extra`: ids (None: the context's) and named values."""
     return {IDS: ids, FIELDS: fields}
@@ -120,8 +115,7 @@ class JsonFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         ids = self._ids(record)
-        line: dict[str, Any] = dict(getattr(record, FIELDS, {}))
-        line |= {
+        line: dict[str, Any] = {
             "ts": self._time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -133,6 +127,8 @@ class JsonFormatter(_Formatter):
         }
         if ids.completion_id:
             line["completion_id"] = ids.completion_id
+        for name, value in getattr(record, FIELDS, {}).items():
+            line.setdefault(name, value)
         if trouble := self._trouble(record):
             line["exception"] = trouble
         # ASCII: nothing in it ends a line or moves a terminal's cursor, but for DEL.

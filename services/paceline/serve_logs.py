@@ -50,8 +50,9 @@ class _ToServe(logging.Handler):
         """Serve makes new handlers when its own logging_config changes."""
         for handler in logging.getLogger(SERVES).handlers:
             if self._filter not in handler.filters:
-                handler.filters[:] = [f for f in handler.filters if not isinstance(f, _ServeFilter)]
-                handler.addFilter(self._filter)
+                # First: one of Serve's own takes away what says that a line is one per call.
+                rest = [one for one in handler.filters if not isinstance(one, _ServeFilter)]
+                handler.filters[:] = [self._filter, *rest]
                 handler.setFormatter(self._line_formatter)
                 # Serve's file is behind a buffer of lines.
                 behind = getattr(handler, "target", None)

@@ -21,6 +21,12 @@ OURS, SERVES = logging.getLogger("paceline"), logging.getLogger("ray.serve")
 CALL = {"serve_access_log": True, "request_id": "r1"}
 
 
+def without_mark(record: logging.LogRecord) -> bool:
+    """As Serve does it in each handler."""
+    record.__dict__.pop("serve_access_log", None)
+    return True
+
+
 @pytest.fixture
 def serve_file() -> Iterator[Callable[[Path], None]]:
     """Serve's own set-up: a file behind a buffer of one line."""
@@ -31,8 +37,10 @@ def serve_file() -> Iterator[Callable[[Path], None]]:
             file = logging.FileHandler(path)
             files.callback(file.close)
             file.setFormatter(logging.Formatter("Serve's own: %(message)s"))
-            SERVES.handlers = [MemoryHandler(1, target=file)]
-            files.callback(SERVES.handlers[0].close)
+            buffer = MemoryHandler(1, target=file)
+            buffer.addFilter(without_mark)
+            SERVES.handlers = [buffer]
+            files.callback(buffer.close)
             SERVES.propagate = False
 
         yield begin
