@@ -60,6 +60,8 @@ class GenerateRequest:
     `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
     `adapter`: the LoRA adapter of the target's model to apply; empty: the model itself.
     `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
+    `http_request_id`: what the client's side calls the request (x-request-id), for log lines only:
+    unlike `request_id` it need not be unique.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -77,6 +79,12 @@ class GenerateRequest:
     cache_salt: int = 0
     adapter: str = ""
     traceparent: str = ""
+    http_request_id: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """Of the traceparent; empty without one."""
+        return self.traceparent[3:35]
 
 
 @dataclass(frozen=True, slots=True)

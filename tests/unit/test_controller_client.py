@@ -7,7 +7,7 @@ from paceline.controller_client import HeartbeatLoop
 
 
 async def test_beats_survive_a_controller_that_is_away(caplog):
-    caplog.set_level(logging.WARNING, logger="ray.serve")  # starting Serve here turns it down
+    caplog.set_level(logging.WARNING, logger="paceline")  # starting Serve here turns it down
     beats, third = [], asyncio.Event()
 
     async def report():

@@ -135,10 +135,9 @@ NOT_A_LIMIT: dict[str, str] = {
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
     "gateway.keepalive_interval_s": "pace",
-    "gateway.public_metrics": "switch",
-    "gateway.playground": "switch",
-    "gateway.api_keys.name": "name",
-    "gateway.api_keys.sha256": "name",
+    **dict.fromkeys(("gateway.public_metrics", "gateway.playground"), "switch"),
+    **dict.fromkeys(("gateway.api_keys.name", "gateway.api_keys.sha256"), "name"),
+    **dict.fromkeys(("logging.format", "logging.level"), "kind"),
     **dict.fromkeys(("gateway.chat_template", "models.chat_template"), "name"),
     **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
     **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
@@ -214,6 +213,7 @@ CONSTANTS: dict[str, str] = {
     "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
     "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
+    "logs:MAX_MESSAGE_CHARS": "unit/test_logs.py::test_long_messages_are_cut",
     "gateway.fleet:FLEET_TIMEOUT_S": (
         f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
     ),

@@ -51,7 +51,7 @@ async def test_a_wait_ends_with_its_time():
 
 
 async def test_a_turn_that_raises_ends_the_loop_loudly(caplog):
-    caplog.set_level(logging.ERROR, logger="ray.serve")
+    caplog.set_level(logging.ERROR, logger="paceline")
 
     async def turn():
         raise ZeroDivisionError("planted")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.gateway import ApiKeyConfig, GatewayConfig
+from paceline.config.logging import LoggingConfig
 from paceline.config.model import ModelConfig
 from paceline.config.names import (
     CONTROLLER,
@@ -34,6 +35,7 @@ __all__ = [
     "ControllerConfig",
     "DraftConfig",
     "GatewayConfig",
+    "LoggingConfig",
     "ModelConfig",
     "Pool",
     "PoolConfig",
@@ -56,6 +58,7 @@ class AppConfig(Section):
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
     )
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="log lines")
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,
         max_length=16,

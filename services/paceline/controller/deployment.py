@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from paceline.config import ControllerConfig
+from paceline import serve_logs
+from paceline.config import ControllerConfig, LoggingConfig
 from paceline.config.live import LiveControllerConfig
 from paceline.controller.fleet import Fleet
 from paceline.fleet_reports import DraftReport, TargetReport
@@ -13,7 +14,8 @@ from paceline.live_config import LiveConfig
 class Controller:
     """If it dies nothing stops: replicas keep their last assignment and report to the next one."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, logging_config: LoggingConfig) -> None:
+        serve_logs.attach(logging_config)
         self._fleet = Fleet(config)
         self._live = LiveConfig(
             "Controller", config, LiveControllerConfig.model_validate, self._fleet.set_config

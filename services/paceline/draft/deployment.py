@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from paceline import serve_logs
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.draft.autoscaling_stats import autoscaling_stats
@@ -29,6 +30,7 @@ class DraftReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        serve_logs.attach(config.logging)
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         self._replica_id = serve.get_replica_context().replica_tag

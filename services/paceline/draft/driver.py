@@ -24,7 +24,7 @@ from paceline.rpc.errors import HandshakeRefused, StreamLost
 from paceline.rpc.stream import DraftStream
 from paceline.rpc.tls import check_draft_tls
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class DraftDriver:

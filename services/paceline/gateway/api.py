@@ -23,6 +23,7 @@ from paceline.gateway.http import EdgeMiddleware, error_response, http_exception
 from paceline.gateway.metrics import CONTENT_TYPE, OTHER
 from paceline.gateway.plan import Endpoint
 from paceline.gateway.playground import add_playground_routes
+from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import Json, model_body
 from paceline.gateway.service import GatewayService
 from paceline.gateway.tokenization import add_tokenization_routes
@@ -65,7 +66,8 @@ def build_api(
         adds_request_id=adds_request_id,
         max_header_bytes=config.max_header_bytes,
         write_timeout_s=config.write_timeout_s,
-        on_end=AnswerCounter(app, service),
+        clock=service.monotonic,
+        on_end=AnswerRecorder(app, service),
     )
     _add_cors(app, config)
     app.add_exception_handler(HTTPException, http_exception_response)
@@ -93,17 +95,20 @@ def _add_cors(app: FastAPI, config: GatewayConfig) -> None:
         )
 
 
-class AnswerCounter:
-    """Counts every answer by its route; the routes are those at the first one."""
+class AnswerRecorder:
+    """Counts and logs every answer by its route; the routes are those at the first one."""
 
     def __init__(self, app: FastAPI, service: GatewayService) -> None:
         self._app = app
         self._metrics = service.metrics
+        self._monotonic = service.monotonic
         self._exact: frozenset[str] | None = None
         self._by_prefix: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, scope: Scope, status: int, error: RequestError | None) -> None:
-        self._metrics.answer(self._label(route_path(scope)), status)
+        route = self._label(route_path(scope))
+        log_of(scope).write(scope["method"], route, status, self._monotonic())
+        self._metrics.answer(route, status)
         if error is not None:
             self._metrics.refusal(error.code)
 

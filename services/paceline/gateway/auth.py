@@ -66,6 +66,11 @@ class Caller:
             "This API key has {num} requests in progress",
         )
 
+    @property
+    def name(self) -> str:
+        """As the configuration calls the key; empty for anybody."""
+        return self._key.name if self._key else ""
+
     def admit(self, now_s: float) -> None:
         """Count one request. Raises OverloadedError, which costs no token."""
         wait_s = self._bucket.take(now_s) if self._bucket else 0.0

@@ -18,8 +18,8 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from paceline import models
-from paceline.config import GatewayConfig, TargetConfig
+from paceline import models, serve_logs
+from paceline.config import GatewayConfig, LoggingConfig, TargetConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.responses import Json
@@ -51,7 +51,10 @@ class Gateway:
     template) is in its own `pools` entry. Controllers are asked for GET /fleet only.
     """
 
-    def __init__(self, config: GatewayConfig, pools: Sequence[PoolHandles]) -> None:
+    def __init__(
+        self, config: GatewayConfig, pools: Sequence[PoolHandles], logging_config: LoggingConfig
+    ) -> None:
+        serve_logs.attach(logging_config)
         self._fleet = FleetView(
             {pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools}
         )

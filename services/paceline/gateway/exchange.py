@@ -7,7 +7,7 @@ sent and must end with it. Knows no tokenizer and no target.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from starlette.requests import Request
@@ -15,15 +15,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
+from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText, total
 from paceline.gateway.auth import Caller, caller_of
 from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
 from paceline.gateway.keepalive import EventStream
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
+from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
 from paceline.gateway.sse import ChunkBuilder
+from paceline.logs import about
 
 # A longer body takes milliseconds to parse: not on the event loop.
 MAX_INLINE_BODY_BYTES = 64 << 10
@@ -37,11 +40,13 @@ class Exchange(Response):
         self._service = service
         self._endpoint = endpoint
         self._request = request
+        self._log = log_of(request.scope)
         self._arrived_s = service.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
         caller = caller_of(scope)
+        self._log.key = caller.name
         timeout = asyncio.timeout(config.request_timeout_s)
         try:
             async with timeout:
@@ -70,25 +75,37 @@ class Exchange(Response):
         return await asyncio.to_thread(parse_body, raw, body_type)
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
+        self._log.model = self._service.served(body.model).name
         traceparent = trace_of(self._request.scope).traceparent
         plans = [
-            plan.salted(caller.cache_salt).traced(traceparent)
+            plan.salted(caller.cache_salt).traced(traceparent).named(self._log.ids.request_id)
             for plan in await self._service.plans(self._endpoint, body)
         ]
-        if body.stream:
-            service = self._service
-            stream = EventStream(
-                send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
-            )
-            await beside(stream.keep_alive(), self._answer_stream(plans, stream))
-        else:
-            await self._answer_whole(plans, send)
-
-    async def _answer_whole(self, plans: Sequence[Plan], send: Send) -> None:
-        created = self._service.now_s()
         answers = [self._service.answer(plan) for plan in plans]
-        items: list[list[RoundText]] = [[] for _ in plans]
+        with about(self._log.begin_answer(plans, answers, self._arrived_s)):
+            if body.stream:
+                service = self._service
+                stream = EventStream(
+                    send, service.config.keepalive_interval_s, service.monotonic, asyncio.sleep
+                )
+                await beside(stream.keep_alive(), self._answer_stream(plans, answers, stream))
+            else:
+                await self._answer_whole(plans, answers, send)
+
+    async def _rounds(
+        self, plans: Sequence[Plan], answers: Sequence[Answer]
+    ) -> AsyncGenerator[tuple[int, RoundText], None]:
         async with aclosing(self._service.all_rounds(plans, answers, self._arrived_s)) as rounds:
+            async for prompt, item in rounds:
+                self._log.receive(item, self._service.monotonic())
+                yield prompt, item
+
+    async def _answer_whole(
+        self, plans: Sequence[Plan], answers: Sequence[Answer], send: Send
+    ) -> None:
+        created = self._service.now_s()
+        items: list[list[RoundText]] = [[] for _ in plans]
+        async with aclosing(self._rounds(plans, answers)) as rounds:
             async for prompt, item in rounds:
                 items[prompt].append(item)
         usage = total([answer.usage for answer in answers])
@@ -98,12 +115,12 @@ class Exchange(Response):
             body = whole_body(plans, created, items, usage)
         await send_json(send, body)
 
-    async def _answer_stream(self, plans: Sequence[Plan], stream: EventStream) -> None:
-        answers = [self._service.answer(plan) for plan in plans]
-        usages = [answer.usage for answer in answers]
-        chunks = ChunkBuilder(plans, self._service.now_s(), usages)
+    async def _answer_stream(
+        self, plans: Sequence[Plan], answers: Sequence[Answer], stream: EventStream
+    ) -> None:
+        chunks = ChunkBuilder(plans, self._service.now_s(), [answer.usage for answer in answers])
         opening = chunks.begin()
-        async with aclosing(self._service.all_rounds(plans, answers, self._arrived_s)) as rounds:
+        async with aclosing(self._rounds(plans, answers)) as rounds:
             async for prompt, item in rounds:
                 # The status waits for the first round, or for the first comment when that takes
                 # long: until then an error is a real 4xx or 5xx.

@@ -95,6 +95,10 @@ class Plan:
         """The same, as a part of this trace."""
         return replace(self, request=replace(self.request, traceparent=traceparent))
 
+    def named(self, http_request_id: str) -> Plan:
+        """The same, under this name in log lines."""
+        return replace(self, request=replace(self.request, http_request_id=http_request_id))
+
 
 class Planner:
     """Applies the limits and defaults of one served model."""

@@ -35,7 +35,6 @@ from paceline.gateway.plan import (
     model_not_found,
 )
 from paceline.gateway.tokenizer import Tokenizer
-from paceline.gateway.trace import trace_id_of
 from paceline.generation import GenerateRequest, RoundDelta
 
 logger = logging.getLogger(__name__)
@@ -206,7 +205,7 @@ class GatewayService:
                 attempt = failover.next_try(error)
                 if attempt is None:
                     raise
-                logger.warning("request %s: %s, try again", _name(request), error.code)
+                logger.warning("%s, retry %d", error.code, answer.num_retries + 1)
             if attempt.pause_s:
                 await self._sleep(attempt.pause_s)
             answer.begin_try()
@@ -239,7 +238,7 @@ class GatewayService:
             failure = error
             if not answer.is_whole:
                 raise
-            logger.warning("request %s: %s", _name(request), error.code)
+            logger.warning("the answer is whole, but its target ended in %s", error.code)
         finally:
             # No await here: the caller may be in the middle of being cancelled.
             if not answer.is_over and not has_let_go(failure):
@@ -274,7 +273,7 @@ class GatewayService:
     ) -> None:
         aborts = self._lost_aborts if is_lost else self._aborts
         if is_lost and len(aborts) >= self.config.max_concurrent_requests:
-            logger.warning("request %s: too many aborts of lost tries", request_id)
+            logger.warning("too many aborts of lost tries: none for %s", request_id)
             return
         num_places = 0 if is_lost else 1
         self.room.num_taken += num_places
@@ -289,7 +288,7 @@ class GatewayService:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await targets.abort(request_id, choice)
         except TimeoutError:
-            logger.warning("request %s: no target confirmed the abort", request_id)
+            logger.warning("no target confirmed the abort of %s", request_id)
         finally:
             self.room.num_taken -= num_places
 
@@ -322,8 +321,3 @@ class GatewayService:
 
     def _end_probe(self, probe: asyncio.Task[bool]) -> None:
         self._probe = None
-
-
-def _name(request: GenerateRequest) -> str:
-    """How a log line calls it."""
-    return f"{request.request_id} trace {trace_id_of(request.traceparent)}"

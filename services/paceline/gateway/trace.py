@@ -58,8 +58,3 @@ def parse_traceparent(values: Sequence[bytes]) -> Trace | None:
         return None
     # Of a later version's flags only this one is known to mean the same.
     return Trace(trace_id, span_id, bool(int(found["flags"], 16) & _SAMPLED))
-
-
-def trace_id_of(traceparent: str) -> str:
-    """Of a `Trace.traceparent`; empty for an empty one."""
-    return traceparent[3:35]

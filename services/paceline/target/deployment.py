@@ -7,12 +7,14 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from paceline import serve_logs
 from paceline.config import AppConfig
 from paceline.config.live import LiveTargetConfig
 from paceline.controller_client import HeartbeatLoop
@@ -23,8 +25,9 @@ from paceline.rank_actors import load_replica_engine
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
+from paceline.target.request_log import log_generation
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 
@@ -36,6 +39,7 @@ class TargetReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        serve_logs.attach(config.logging)
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
@@ -92,10 +96,11 @@ class TargetReplica:
         """One item per round; None: nothing new, but the target lives. A refusal is an item, too:
         Serve logs a traceback for what is raised here, and any client could fill the log."""
         try:
-            async for delta in self._driver.generate(request):
-                yield delta
+            work = self._driver.generate(request)
+            async with aclosing(log_generation(request, work, time.monotonic)) as deltas:
+                async for delta in deltas:
+                    yield delta
         except RequestError as refusal:
-            logger.info("request %s: %s", request.request_id, refusal.code)
             yield refusal
 
     async def abort(self, request_id: str, choice: int | None = None) -> bool:

@@ -27,7 +27,7 @@ from paceline.target.intake import living_outputs
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
