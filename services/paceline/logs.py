@@ -159,4 +159,6 @@ class TextFormatter(_Formatter):
 def _value(value: object) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value):
         return value
+    if type(value) in (int, float):
+        return repr(value)
     return escape(json.dumps(value, ensure_ascii=False, default=str))

@@ -135,7 +135,7 @@ async def test_a_client_that_leaves(harness: Any, round_of: RoundOf) -> None:
 
 
 async def test_errors(make_harness: Any, round_of: RoundOf) -> None:
-    harness = make_harness(max_retries=0, request_timeout_s=0.2)
+    harness = make_harness(max_retries=0, request_timeout_s=1.0)
     full = OverloadedError("full", None, "queue_full")
     for script in ([full], [round_of("ab"), full], [round_of("ab"), ValueError("x")]):
         harness.targets.script = script
