@@ -29,7 +29,7 @@ from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.testing.loopback import Loopback
-from tests.fuzz.bodies import CHAT, KEY, TEXT, BodyFuzzer, HttpCase
+from tests.fuzz.bodies import CHAT, DETOKENIZE, KEY, TEXT, TOKENIZE, BodyFuzzer, HttpCase
 
 STATUSES = frozenset({200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 503})
 MAX_MODEL_LEN = 40
@@ -120,6 +120,7 @@ class Answer:
 class Tally:
     num_bodies: int = 0
     num_streams: int = 0
+    num_tokenizations: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     digest: int = 0
@@ -223,6 +224,9 @@ def check_answer(case: HttpCase, answer: Answer, tally: Tally) -> None:
         tally.num_streams += 1
     elif case.path in (TEXT, CHAT):
         check_whole(json.loads(answer.body), case.path)
+    elif case.path in (TOKENIZE, DETOKENIZE):
+        check_tokens(json.loads(answer.body), case.path)
+        tally.num_tokenizations += 1
     elif answer.headers[b"content-type"] == b"application/json":
         assert isinstance(json.loads(answer.body), dict)
     else:
@@ -263,6 +267,17 @@ def check_whole(body: dict[str, Any], path: str) -> None:
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["total_tokens"] <= MAX_MODEL_LEN * len(body["choices"])
+
+
+def check_tokens(body: dict[str, Any], path: str) -> None:
+    if path == DETOKENIZE:
+        assert list(body) == ["prompt"]
+        assert isinstance(body["prompt"], str)
+        return
+    assert set(body) == {"count", "max_model_len", "tokens", "token_strs"}
+    assert body["count"] == len(body["tokens"])
+    assert all(type(token_id) is int for token_id in body["tokens"])
+    assert body["token_strs"] is None or len(body["token_strs"]) == body["count"]
 
 
 def check_stream(raw: bytes) -> None:
