@@ -106,7 +106,10 @@ class GatewayConfig(Section):
         return origins
 
     max_grammar_bytes: int = Field(
-        64 << 10, ge=64, le=128 << 10, description="form of an answer (schema, tools) as a grammar"
+        16 << 10,
+        ge=64,
+        le=128 << 10,
+        description="form of an answer (schema, tools) as a grammar; the worst of 64 KiB cost minutes",
     )
     chat_template: str | None = Field(
         None, description="Jinja file in place of the model's own template, or smollm2-tools"
