@@ -109,7 +109,7 @@ class GatewayConfig(Section):
         16 << 10,
         ge=64,
         le=128 << 10,
-        description="form of an answer (schema, tools) as a grammar; the worst of 64 KiB cost minutes",
+        description="form of an answer (schema, tools) as a grammar; more costs more than linearly",
     )
     chat_template: str | None = Field(
         None, description="Jinja file in place of the model's own template, or smollm2-tools"
