@@ -169,7 +169,7 @@ class Sequence:
             num_accepted_tokens=delta.num_accepted_tokens,
             num_speculative_tokens=max(self.lookahead.cap, delta.num_draft_tokens),
             draft_ms=sum(a.draft_us for a in used) / 1000.0,
-            wire_ms=(used[-1].wire_us if used else 0) / 1000.0,
+            wire_out_ms=(used[-1].wire_us if used else 0) / 1000.0,
             queue_ms=max(0, times.started_us - used[-1].arrived_us) / 1000.0 if used else 0.0,
             verify_ms=(times.ended_us - times.started_us) / 1000.0,
             finish_reason=delta.finish_reason,
