@@ -33,12 +33,14 @@ _PROBE = StepItem(_PROBE_ID, 0, (0,), 1, SamplingParams(temperature=0.0))
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """`started_us` and `ended_us` are the process's monotonic clock around `Engine.step`;
-    `num_free_blocks` is the engine's count after it."""
+    `num_free_blocks` is the engine's count after it. `logits_us`: when it began to sample, 0 where
+    the engine does not know."""
 
     results: list[StepResult]
     started_us: int
     ended_us: int
     num_free_blocks: int = 0
+    logits_us: int = 0
 
 
 def monotonic_us() -> int:
@@ -138,8 +140,9 @@ class EngineWorker:
                 self._known.add(item.sequence_id)
         started_us = monotonic_us()
         results = self._engine.step(items) if items else []
-        num_free_blocks = self._engine.stats().num_free_blocks
-        return PassResult(results, started_us, monotonic_us(), num_free_blocks)
+        stats = self._engine.stats()
+        logits_us = stats.logits_us if items else 0
+        return PassResult(results, started_us, monotonic_us(), stats.num_free_blocks, logits_us)
 
     async def free_blocks(self, *, check: bool = False) -> int:
         """Free KV blocks after everything queued so far.

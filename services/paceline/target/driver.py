@@ -16,7 +16,7 @@ from paceline.engine.worker import EngineWorker, PassResult, monotonic_us
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.pass_loop import PassLoop
-from paceline.protocol.messages import PROTOCOL_VERSION, DraftTokens, Hello, Welcome
+from paceline.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 from paceline.rpc.errors import StreamLost
 from paceline.rpc.server import SpeculationServer
 from paceline.rpc.stream import TargetStream
@@ -230,12 +230,12 @@ class TargetDriver:
             raise  # ends the pass loop, so that this replica is replaced
         if done is None:
             return
-        times = PassTimes(done.started_us, done.ended_us)
+        times = PassTimes(done.started_us, done.ended_us, done.logits_us)
         self.scheduler.commit_pass(plan, done.results, times, done.num_free_blocks)
 
     def _deliver(self) -> None:
         """The last pass's tokens to its requests, and whatever drafts are to hear."""
-        for session_id, delta in self.scheduler.finish_pass():
+        for session_id, delta in self.scheduler.finish_pass(monotonic_us()):
             answers = self._answers.get(session_id)
             if answers is not None:
                 answers.queue.put_nowait(delta)
@@ -264,8 +264,9 @@ class TargetDriver:
                 now_us = monotonic_us()
                 if stream.clock.rtt_us is not None:
                     self.scheduler.policy.learn_rtt(stream.clock.rtt_us)
+                offset_us = stream.clock.offset_us
                 for message in messages:
-                    desk.receive(link_id, message, now_us, _wire_us(stream, message, now_us))
+                    desk.receive(link_id, message, now_us, offset_us)
                 self._flush()
                 self._loop.wake()
         except StreamLost as lost:
@@ -278,10 +279,3 @@ class TargetDriver:
     @property
     def num_links(self) -> int:
         return len(self._streams)
-
-
-def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:
-    if not isinstance(message, DraftTokens):
-        return 0
-    sent_us = stream.clock.to_local_us(message.sent_us)
-    return 0 if sent_us is None else max(0, now_us - sent_us)
