@@ -17,6 +17,7 @@ from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.simulate import simulate
 from paceline.cli.top import top
+from paceline.cli.trace import trace
 from paceline.cli.values import json_line
 from paceline.errors import PacelineError
 
@@ -135,6 +136,7 @@ app.command(rich_help_panel=MEASURE)(simulate)
 app.command(rich_help_panel=OPERATE)(doctor)
 app.command(rich_help_panel=OPERATE)(top)
 app.command(rich_help_panel=OPERATE)(explain)
+app.command(rich_help_panel=OPERATE)(trace)
 
 
 @app.command(rich_help_panel=OPERATE)
