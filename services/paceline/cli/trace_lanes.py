@@ -24,7 +24,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
+    """`choice`: whose it is, None: the whole request's."""
+
     name: str
+    choice: int | None
     blocks: tuple[Block, ...]
 
     @property
@@ -33,18 +36,14 @@ class Lane:
 
 
 def lanes_of(request: Request, rounds: Sequence[Round]) -> list[Lane]:
-    """The gateway, then target, wire and draft of each choice; those that did nothing are left
-    out."""
+    """The gateway, then target, wire and draft of each choice; who did nothing has none."""
     lanes = []
     if request.span.is_server:
-        lanes.append(Lane("gateway", (Block("gateway", request.began_ns, request.ended_ns),)))
-    choices = sorted({item.choice for item in rounds})
-    for choice in choices:
+        lanes.append(Lane("gateway", None, (Block("gateway", request.began_ns, request.ended_ns),)))
+    for choice in sorted({item.choice for item in rounds}):
         for name in ("target", "wire", "draft"):
-            blocks = _blocks(name, choice, rounds)
-            whose = f"{name} {choice}" if len(request.choices) > 1 else name
-            if blocks:
-                lanes.append(Lane(whose, tuple(_packed(blocks))))
+            if blocks := _blocks(name, choice, rounds):
+                lanes.append(Lane(name, choice, tuple(_packed(blocks))))
     return lanes
 
 

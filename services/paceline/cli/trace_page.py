@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -144,7 +145,6 @@ def _timeline(request: Request, rounds: Sequence[Round]) -> Iterator[str]:
     if is_whole:
         begins, ends = min(begins, request.began_ns), max(ends, request.ended_ns)
     frame = _Frame(begins, max(1, ends - begins), request.began_ns)
-    lanes = lanes_of(request, rounds)
     yield '<section class="panel" aria-labelledby="timeline-title">'
     yield '<div class="heading"><h2 id="timeline-title">Timeline</h2>'
     yield '<div class="zoom" id="zoom" hidden>'
@@ -152,45 +152,59 @@ def _timeline(request: Request, rounds: Sequence[Round]) -> Iterator[str]:
     yield '<button id="closer" type="button" aria-label="Zoom in">+</button>'
     yield '<button id="fit" type="button">Fit</button></div></div>'
     yield from _signs()
-    yield '<div class="timeline"><div class="labels"><div>ms</div><div>rounds</div>'
-    for lane in lanes:
-        yield f'<div class="name" style="--rows:{lane.num_rows}">{_text(lane.name)}</div>'
-    yield '</div><div class="scroll" tabindex="0" role="region" aria-label="Timeline">'
-    yield (
-        f'<div class="canvas" data-from="{frame.offset_ms(begins):.6f}" '
-        f'data-span="{frame.span_ns / NS_PER_MS:.6f}" style="width:{ROUND_REM * len(rounds)}rem">'
-    )
-    yield from _bands(frame, rounds, len(request.choices) > 1)
-    for lane in lanes:
-        yield from _lane(frame, lane, rounds)
-    yield "</div></div></div>"
+    yield from _lanes(frame, request, rounds)
     yield '<p class="hint">Arrow keys go from round to round, + and - change the scale.</p>'
     yield '<div class="detail" id="detail" aria-live="polite"></div></section>'
 
 
+def _lanes(frame: _Frame, request: Request, rounds: Sequence[Round]) -> Iterator[str]:
+    """Names at the left, which stay; the rounds of a choice are above its lanes."""
+    choices = sorted({item.choice for item in rounds})
+    is_several = len(choices) > 1
+    lanes = lanes_of(request, rounds)
+    names: list[str] = []
+    rows: list[str] = []
+    for choice in (None, *choices):
+        if choice is not None:
+            names.append(f'<div class="of-rounds">{f"choice {choice}" if is_several else "rounds"}')
+            rows += _buttons(frame, rounds, choice)
+        for lane in (lane for lane in lanes if lane.choice == choice):
+            names.append(f'<div class="name" style="--rows:{lane.num_rows}">{lane.name}')
+            rows += _lane(frame, lane)
+    yield f'<div class="timeline"><div class="labels"><div>ms</div>{"</div>".join([*names, ""])}'
+    yield '</div><div class="scroll" tabindex="0" role="region" aria-label="Timeline">'
+    yield (
+        f'<div class="canvas" data-from="{frame.begins_ms:.6f}" data-span="{frame.span_ms:.6f}" '
+        f'style="width:{ROUND_REM * len(rounds) / len(choices):.1f}rem">'
+    )
+    for index, item in enumerate(rounds):
+        kind = "band odd" if index % 2 and not is_several else "band"
+        yield f'<div class="{kind}" style="{frame.place(item.began_ns, item.ended_ns)}"></div>'
+    yield f'<div class="ticks" aria-hidden="true">{"".join(frame.ticks())}</div>'
+    yield from rows
+    yield "</div></div></div>"
+
+
 class _Frame:
-    """Places on the timeline, in percent of its width."""
+    """Places on the timeline, in percent of its width. Its times count from the request's begin."""
 
     def __init__(self, began_ns: int, span_ns: int, zero_ns: int) -> None:
         self._began_ns = began_ns
-        self.span_ns = span_ns
-        self._zero_ns = zero_ns
-
-    def offset_ms(self, at_ns: int) -> float:
-        """From the request's begin."""
-        return (at_ns - self._zero_ns) / NS_PER_MS
+        self._span_ns = span_ns
+        self.begins_ms = (began_ns - zero_ns) / NS_PER_MS
+        self.span_ms = span_ns / NS_PER_MS
 
     def place(self, began_ns: int, ended_ns: int) -> str:
-        left = min(max(0.0, (began_ns - self._began_ns) / self.span_ns), 1.0)
-        right = min(max(left, (ended_ns - self._began_ns) / self.span_ns), 1.0)
+        left = min(max(0.0, (began_ns - self._began_ns) / self._span_ns), 1.0)
+        right = min(max(left, (ended_ns - self._began_ns) / self._span_ns), 1.0)
         return f"left:{100 * left:.4f}%;width:{100 * (right - left):.4f}%"
 
     def ticks(self) -> Iterator[str]:
-        first = self.offset_ms(self._began_ns)
-        each = step(self.span_ns / NS_PER_MS / NUM_TICKS)
-        tick = -int(-first // each)
-        while (at := tick * each) < first + self.span_ns / NS_PER_MS:
-            left = 100 * (at - first) * NS_PER_MS / self.span_ns
+        """For who runs no script."""
+        each = step(self.span_ms / NUM_TICKS)
+        tick = math.ceil(self.begins_ms / each)
+        while (at := tick * each) < self.begins_ms + self.span_ms:
+            left = 100 * (at - self.begins_ms) / self.span_ms
             yield f'<span style="left:{left:.4f}%">{at:g} ms</span>'
             tick += 1
 
@@ -207,28 +221,27 @@ def _signs() -> Iterator[str]:
     yield f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _bands(frame: _Frame, rounds: Sequence[Round], is_several: bool) -> Iterator[str]:
+def _buttons(frame: _Frame, rounds: Sequence[Round], choice: int) -> Iterator[str]:
+    is_several = any(item.choice != choice for item in rounds)
+    yield f'<div class="rounds" role="group" aria-label="Rounds of choice {choice}">'
     for index, item in enumerate(rounds):
-        kind = "band odd" if index % 2 else "band"
-        yield f'<div class="{kind}" style="{frame.place(item.began_ns, item.ended_ns)}"></div>'
-    yield f'<div class="ticks" aria-hidden="true">{"".join(frame.ticks())}</div>'
-    yield '<div class="rounds" role="group" aria-label="Rounds">'
-    for index, item in enumerate(rounds):
-        number = f"{item.choice}:{item.number}" if is_several else str(item.number)
+        if item.choice != choice:
+            continue
         label = f"{_title(item, is_several)}, {item.accepted} of {item.proposed} accepted"
         yield (
             f'<button type="button" class="round" tabindex="{0 if index == 0 else -1}" '
-            f'style="{frame.place(item.began_ns, item.ended_ns)}" aria-label="{_text(label)}">'
-            f'<span>{number}</span><span class="marks">{_marks(item)}</span></button>'
+            f'data-index="{index}" style="{frame.place(item.began_ns, item.ended_ns)}" '
+            f'aria-label="{label}"><span>{item.number}</span>'
+            f'<span class="marks">{_marks(item)}</span></button>'
         )
     yield "</div>"
 
 
-def _lane(frame: _Frame, lane: Lane, rounds: Sequence[Round]) -> Iterator[str]:
+def _lane(frame: _Frame, lane: Lane) -> Iterator[str]:
     yield f'<div class="lane" style="--rows:{lane.num_rows}">'
     for block in lane.blocks:
         kind = f"part {block.kind}{' reconstructed' if block.is_reconstructed else ''}"
-        whose = "" if block.round_index is None else f' data-round="{block.round_index}"'
+        whose = "" if block.round_index is None else f' data-index="{block.round_index}"'
         place = frame.place(block.began_ns, block.ended_ns)
         row = f";--row:{block.row}" if block.row else ""
         said = f"{block.kind} {(block.ended_ns - block.began_ns) / NS_PER_MS:.2f} ms"
@@ -315,7 +328,7 @@ _ATTRIBUTES = {
 def _facts(request: Request, item: Round) -> Iterator[tuple[str, str]]:
     for stage in STAGES:
         yield stage.span_name.replace("_", " "), f"{item.ms(stage):.3f} ms"
-    yield "begins at", f"{(item.began_ns - request.began_ns) / NS_PER_MS:.3f} ms"
+    yield "begin", f"{(item.began_ns - request.began_ns) / NS_PER_MS:.3f} ms"
     yield "accepted", f"{item.accepted} of {item.proposed}"
     for name, shown in _ATTRIBUTES.items():
         if value := item.span.text(name):

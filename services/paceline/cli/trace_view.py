@@ -151,9 +151,15 @@ class _View:
         return Text("".join(" " if stage is None else LETTERS[stage] for stage in stages).rstrip())
 
     def _halves(self, item: Round) -> Text:
-        upper, lower = (
-            bar(item, lane, self._scale_ns, self._bar_columns) for lane in (UPPER, LOWER)
+        """The target's half is empty while it waits for what the other half shows."""
+        upper, lower, whole = (
+            bar(item, stages, self._scale_ns, self._bar_columns)
+            for stages in (UPPER, LOWER, STAGES)
         )
+        lower = [
+            None if below is Stage.WINDOW and here is not below else below
+            for below, here in zip(lower, whole, strict=True)
+        ]
         text = Text()
         for (above, below), columns in groupby(zip(upper, lower, strict=True)):
             sign, style = self._half(above, below)

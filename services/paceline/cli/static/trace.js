@@ -4,7 +4,8 @@ const rounds = JSON.parse(document.getElementById("data").textContent);
 const canvas = document.querySelector(".canvas");
 const scroll = document.querySelector(".scroll");
 const detail = document.getElementById("detail");
-const buttons = [...document.querySelectorAll(".rounds .round")];
+const byIndex = (one, other) => one.dataset.index - other.dataset.index;
+const buttons = [...document.querySelectorAll(".rounds .round")].sort(byIndex);
 const bands = [...document.querySelectorAll(".band")];
 const rows = [...document.querySelectorAll("tbody tr")];
 const MAX_WIDTH = 4e6;
@@ -85,7 +86,7 @@ const MOVES = {
   End: () => buttons.length - 1,
 };
 
-document.querySelector(".rounds").addEventListener("keydown", (event) => {
+canvas.addEventListener("keydown", (event) => {
   if (!MOVES[event.key]) return;
   event.preventDefault();
   choose(MOVES[event.key](), true);
@@ -103,9 +104,9 @@ buttons.forEach((button, index) => {
 rows.forEach((row, index) => {
   row.querySelector("button").addEventListener("click", () => choose(index, false));
 });
-for (const part of document.querySelectorAll(".part[data-round]")) {
-  part.addEventListener("click", () => choose(Number(part.dataset.round), false));
-  part.addEventListener("pointerenter", () => show(Number(part.dataset.round)));
+for (const part of document.querySelectorAll(".part[data-index]")) {
+  part.addEventListener("click", () => choose(Number(part.dataset.index), false));
+  part.addEventListener("pointerenter", () => show(Number(part.dataset.index)));
   part.addEventListener("pointerleave", () => show(chosen));
 }
 document.getElementById("closer").addEventListener("click", () => zoom(2));
