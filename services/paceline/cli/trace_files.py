@@ -22,8 +22,8 @@ MAX_LAST_BYTES = 256 << 20  # of each file, from its end, to find the last reque
 MAX_LINE_BYTES = 32 << 20
 MAX_SPANS = 100_000  # of one trace
 CHUNK_BYTES = 1 << 20
-# Today's, and what was put away when it had become too large.
-PATTERNS = ("*.jsonl", "*.jsonl.*")
+# What was put aside when it had become too large has such a name, too.
+PATTERN = "*.jsonl"
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def files_in(folder: Path) -> list[Path]:
     """The newest first; none when there is no such folder."""
     found: list[tuple[float, Path]] = []
     try:
-        for path in {path for pattern in PATTERNS for path in folder.glob(pattern)}:
+        for path in folder.glob(PATTERN):
             try:
                 if path.is_file():
                     found.append((path.stat().st_mtime, path))

@@ -75,7 +75,7 @@ def test_rotated_files_belong_to_the_folder(tmp_path: Path) -> None:
     make_trace(num_rounds=4).write(tmp_path)
     target = tmp_path / "paceline-target-7.jsonl"
     lines = target.read_text().splitlines(keepends=True)
-    (tmp_path / "paceline-target-7.jsonl.1").write_text("".join(lines[:1]))
+    (tmp_path / "paceline-target-7.1.jsonl").write_text("".join(lines[:1]))
     target.write_text("".join(lines[1:]))
     (tmp_path / "notes.txt").write_text("no trace")
     (tmp_path / "folder.jsonl").mkdir()
