@@ -305,7 +305,12 @@ class DraftDesk:
             self._lose(sequence, LinkEvent.PEER_LOST, now_us)
 
     def _draft(
-        self, link: DraftLink, sequence: Sequence, draft: DraftTokens, now_us: int, offset_us: int | None
+        self,
+        link: DraftLink,
+        sequence: Sequence,
+        draft: DraftTokens,
+        now_us: int,
+        offset_us: int | None,
     ) -> None:
         session = sequence.session
         # Two arrivals in one window under one verdict: no flush and no lack of credit between.

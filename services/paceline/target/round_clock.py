@@ -99,9 +99,11 @@ class RoundRecord:
     epoch: int = 0
     limit_position: int = 0
     draft_replica_id: str = ""
+    mode: str = ""
 
     def describe(self, session: TargetSession, draft_replica_id: str) -> None:
         self.epoch, self.limit_position = session.epoch, session.limit_position
+        self.mode = session.mode.value
         self.draft_replica_id = draft_replica_id
 
     def intervals(self) -> list[Interval]:
