@@ -72,7 +72,7 @@ class StagedStream:
 
 def timed(delta: RoundDelta) -> RoundDelta:
     """With times, which toys in one process do not have; each round has its own."""
-    times = {
+    times: dict[str, Any] = {
         "wire_back_ms": 0.5,
         "rewind_ms": 0.4,
         "draft_ms": 2.0 * delta.num_draft_tokens,

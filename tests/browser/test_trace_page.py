@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli.trace_model import Request, request_of
+from paceline.cli.trace_builder import request_of
+from paceline.cli.trace_model import Request
 from paceline.cli.trace_page import page
 from paceline.cli.trace_spans import spans_of
 from tests.unit.cli.trace_lines import make_trace

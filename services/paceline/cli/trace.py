@@ -1,6 +1,6 @@
 """`paceline trace`: where the time of one request went, from the files that traces are written to.
 
-Reading is `trace_files`', the request `trace_model`'s, pictures `trace_view`'s and `trace_page`'s.
+Reading is `trace_files`', the request `trace_builder`'s; `trace_view` and `trace_page` draw it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def trace(
       paceline trace --dir /var/log/paceline --trace-id 4bf92f3577b34da6a3ce929d0e0e4736
       paceline trace *.jsonl --json
     """
-    from paceline.cli.trace_model import request_json, request_of
+    from paceline.cli.trace_builder import request_of
+    from paceline.cli.trace_model import request_json
 
     first, final = _range(rounds)
     reading, place = _read(files or [], folder, last, trace_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paceline import models
-from paceline.cli.trace_model import GATEWAY_SERVICE, SESSION, newest
+from paceline.cli.trace_builder import GATEWAY_SERVICE, SESSION, newest
 from paceline.cli.trace_spans import Span, spans_of
 from paceline.errors import PacelineError
 

@@ -88,14 +88,18 @@ def _header(request: Request) -> Iterator[str]:
     parts = [f"trace <code>{_text(request.trace_id)}</code>"]
     if request_id := request.attribute("paceline.request_id"):
         parts.append(f"request <code>{_text(request_id)}</code>")
-    if mode := request.attribute("paceline.mode"):
-        parts.append(f"mode {_text(mode)}")
+    for name, attribute in (
+        ("mode", "paceline.mode"),
+        ("finished by", "gen_ai.response.finish_reasons"),
+    ):
+        if value := request.attribute(attribute):
+            parts.append(f"{name} {_text(value)}")
     yield f"<p>{', '.join(parts)}</p></div></header>"
 
 
 def _notes(request: Request, num_hidden: int) -> Iterator[str]:
-    if request.span.is_error:
-        yield '<p class="failed">The request failed.</p>'
+    if request.failure:
+        yield f'<p class="failed">The request did not end well: {_text(request.failure)}.</p>'
     notes = [*request.problems]
     if num_hidden:
         notes.append(f"{num_hidden} more rounds are not on this page: --rounds N..M shows them")
@@ -106,6 +110,7 @@ def _notes(request: Request, num_hidden: int) -> Iterator[str]:
 def _figures(request: Request) -> Iterator[str]:
     figures = [
         ("Request", f"{request.ms:.1f} ms"),
+        ("First tokens", f"{fixed(request.first_chunk_ms, 1)} ms"),
         ("Tokens", str(request.num_tokens)),
         ("Rounds", str(len(request.rounds))),
         ("Tokens/round", fixed(request.num_tokens_per_round, 2)),
@@ -330,6 +335,8 @@ def _facts(request: Request, item: Round) -> Iterator[tuple[str, str]]:
         yield stage.span_name.replace("_", " "), f"{item.ms(stage):.3f} ms"
     yield "begin", f"{(item.began_ns - request.began_ns) / NS_PER_MS:.3f} ms"
     yield "accepted", f"{item.accepted} of {item.proposed}"
+    if item.span.attributes.get("paceline.aborted") is True:
+        yield "aborted", "yes"
     for name, shown in _ATTRIBUTES.items():
         if value := item.span.text(name):
             yield shown, word(value).rpartition("#")[2]

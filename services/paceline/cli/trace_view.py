@@ -182,10 +182,13 @@ def _headlines(request: Request) -> Iterator[Text]:
     for name in (request.model, request.attribute("paceline.request_id")):
         if name:
             text.append(f"  {word(name)}", style="not bold cyan")
-    if request.span.is_error:
-        text.append("  failed", style="bold red")
+    if request.failure:
+        text.append(f"  {word(request.failure)}", style="bold red")
     yield text
-    parts = [f"{request.ms:.1f} ms", f"{request.num_tokens} tokens in {len(request.rounds)} rounds"]
+    parts = [f"{request.ms:.1f} ms"]
+    if request.first_chunk_ms is not None:
+        parts.append(f"first tokens after {request.first_chunk_ms:.1f} ms")
+    parts.append(f"{request.num_tokens} tokens in {len(request.rounds)} rounds")
     if request.num_tokens_per_round is not None:
         parts.append(f"{fixed(request.num_tokens_per_round, 2)} tokens a round")
     if request.proposed:

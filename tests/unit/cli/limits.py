@@ -27,7 +27,7 @@ CLI_CONSTANTS: dict[str, str] = {
     "cli.trace_lanes:MAX_LANE_ROWS": (
         f"{TRACE}_model.py::test_blocks_that_overlap_have_rows_of_their_own"
     ),
-    "cli.trace_model:MAX_PARTS": f"{TRACE}_model.py::test_spans_of_a_round_are_bounded",
+    "cli.trace_builder:MAX_PARTS": f"{TRACE}_model.py::test_spans_of_a_round_are_bounded",
     "cli.trace_page:MAX_PAGE_MARKS": f"{TRACE}_page.py::test_marks_are_bounded",
     "cli.trace_page:MAX_PAGE_ROUNDS": f"{TRACE}_page.py::test_rounds_are_bounded",
     "cli.trace_spans:MAX_COUNT": f"{TRACE}_model.py::test_absurd_counts_cost_nothing",

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from paceline import models
 from paceline.cli.main import app
 from paceline.cli.trace_bars import axis, bar, step
-from paceline.cli.trace_model import STAGES, Request, request_json, request_of
+from paceline.cli.trace_builder import request_of
+from paceline.cli.trace_model import STAGES, Request, request_json
 from paceline.cli.trace_spans import spans_of
 from paceline.cli.trace_view import LETTERS, MAX_MARKS, MAX_ROWS, show_request
 from paceline.round_times import Stage
@@ -73,8 +74,9 @@ def test_the_last_request_of_the_default_folder(folder: Path) -> None:
         assert result.exit_code == 0, result.stderr
         lines = result.stdout.splitlines()
         assert lines[0] == f"trace {TRACE_ID}  smollm2-135m  chatcmpl-1f"
-        assert lines[1].startswith(
-            "426.2 ms, 48 tokens in 12 rounds, 4.00 tokens a round, 36 of 44"
+        assert lines[1] == (
+            "426.2 ms, first tokens after 41.5 ms, 48 tokens in 12 rounds, 4.00 tokens a round, "
+            "36 of 44 proposed tokens accepted (82 %)"
         )
         assert len(rows(lines)) == 12
         assert "\x1b" not in result.stdout
@@ -263,10 +265,21 @@ def test_a_request_without_rounds() -> None:
     assert lines[-1] == "No file has a round of it."
 
 
-def test_a_failed_request_says_so() -> None:
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (2, "target_lost", "target_lost"),
+        (2, "", "failed"),
+        (0, "client_disconnected", "client_disconnected"),
+    ],
+)
+def test_a_request_that_did_not_end_well_says_so(status: int, error: str, said: str) -> None:
     made = make_trace(num_rounds=2)
-    made.spans["paceline-gateway"][0]["status"] = {"code": 2}
-    assert drawn(request(made), color=None)[0].endswith("  failed")
+    span = made.spans["paceline-gateway"][0]
+    span["status"] = {"code": status}
+    if error:
+        span["attributes"].append({"key": "error.type", "value": {"stringValue": error}})
+    assert drawn(request(made), color=None)[0].endswith(f"chatcmpl-1f  {said}")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from paceline import models
 from paceline.cli import trace_files
+from paceline.cli.trace_builder import request_of
 from paceline.cli.trace_files import (
     Reading,
     files_in,
@@ -21,7 +22,6 @@ from paceline.cli.trace_files import (
     read_trace,
     traces_dir,
 )
-from paceline.cli.trace_model import request_of
 from paceline.cli.trace_spans import spans_of
 from paceline.errors import PacelineError
 from tests.unit.cli.trace_lines import BEGAN_MS, TRACE_ID, line_of, make_trace

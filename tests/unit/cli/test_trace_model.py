@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli import trace_model
+from paceline.cli import trace_builder
+from paceline.cli.trace_builder import request_of
 from paceline.cli.trace_lanes import MAX_LANE_ROWS, lanes_of
-from paceline.cli.trace_model import Request, Round, request_json, request_of
+from paceline.cli.trace_model import Request, Round, request_json
 from paceline.cli.trace_spans import MAX_COUNT, Span, spans_of
 from paceline.round_times import STAGE_OF_SPAN, Stage
 from tests.unit.cli.trace_lines import CLIENT_SPAN, TRACE_ID, Made, line_of, make_trace
@@ -144,14 +145,32 @@ def test_a_draft_that_goes_on_into_the_next_round_counts_there_too() -> None:
 def test_a_choice_that_went_on_at_another_target() -> None:
     made = Made()
     gateway = made.span("gateway", "chat toy", CLIENT_SPAN, 0, 100, kind=2)
-    for begins, number in ((5, 1), (60, 2)):
+    for begins in (5, 60):
         session = made.span("target", "session", gateway, begins, begins + 35)
-        span = made.span("target", "round", session, begins, begins + 35, paceline__round=number)
+        span = made.span("target", "round", session, begins, begins + 35, paceline__round=1)
         made.span("target", "verify", span, begins, begins + 35)
-    assert [times(item) for item in read(made).rounds] == [
+    request = read(made)
+    assert [times(item) for item in request.rounds] == [
         {"queue": 5.0, "verify": 35.0},
         {"queue": 20.0, "verify": 35.0},
     ]
+    assert not request.problems
+
+
+def test_rounds_that_nobody_kept_are_no_wait() -> None:
+    """A target keeps only the last rounds of a request that is not sampled."""
+    made = make_trace(num_rounds=6)
+    target = made.spans["paceline-target"]
+    for gone in [span for span in target if span["name"] == "round"][:3]:
+        target.remove(gone)
+        for spans in made.spans.values():
+            spans[:] = [span for span in spans if span["parentSpanId"] != gone["spanId"]]
+    whole, request = read(make_trace(num_rounds=6)), read(made)
+    assert [item.times for item in request.rounds] == [item.times for item in whole.rounds[3:]]
+    assert request.problems == (
+        "3 rounds are in no file: of a request that only turned out to be slow the last ones "
+        "are kept",
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +277,7 @@ def test_parents_in_a_circle() -> None:
 
 
 def test_spans_of_a_round_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_model, "MAX_PARTS", 3)
+    monkeypatch.setattr(trace_builder, "MAX_PARTS", 3)
     parts = [("draft", float(at), at + 1.0) for at in range(20, 25)]
     request = one_round(*parts)
     assert request.problems == ("of round 1 only the first 3 spans are shown",)

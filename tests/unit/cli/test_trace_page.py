@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.cli import trace_page
-from paceline.cli.trace_model import STAGES, Request, request_of
+from paceline.cli.trace_builder import request_of
+from paceline.cli.trace_model import STAGES, Request
 from paceline.cli.trace_page import MAX_PAGE_MARKS, STATIC, page
 from paceline.cli.trace_spans import spans_of
 from tests.unit.cli.trace_lines import CLIENT_SPAN, TRACE_ID, Made, make_trace
@@ -200,7 +201,7 @@ def test_what_is_wrong_with_the_trace_is_on_the_page() -> None:
         span for span in made.spans["paceline-target"] if span["name"] != "session"
     ]
     _, found = parsed(made)
-    assert found.of("failed")[0][1] == "The request failed."
+    assert found.of("failed")[0][1] == "The request did not end well: failed."
     assert "no file has a session of the request" in found.of("notes")[0][1]
 
 

@@ -193,6 +193,7 @@ def make_trace(
         "gateway", f"chat {model}", CLIENT_SPAN, 0.0, max(ends) + 1.5, SERVER,
         gen_ai__operation__name="chat", gen_ai__request__model=model,
         gen_ai__usage__input_tokens=31, paceline__request_id="chatcmpl-1f",
+        gen_ai__response__time_to_first_chunk=0.0415,
     )  # fmt: skip
     made.spans["paceline-gateway"][-1]["spanId"] = gateway
     return made
