@@ -15,7 +15,7 @@ from paceline.config import DraftConfig, RpcConfig
 from paceline.draft.steps import step_item, work_result
 from paceline.draft.traces import DraftTracer
 from paceline.engine.base import EngineBroken, OutOfBlocks
-from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.engine.worker import EngineWorker
 from paceline.pass_loop import PassLoop
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
 from paceline.protocol.messages import (
@@ -147,7 +147,8 @@ class DraftDriver:
         backoff = Backoff(self._rpc.redial_min_s, self._rpc.redial_max_s, random.random)
         while not self.table.is_draining:
             try:
-                async with dial(address, self._rpc, self.hello) as (welcome, stream):
+                link = dial(address, self._rpc, self.hello, self.worker.now_us)
+                async with link as (welcome, stream):
                     backoff.reset()
                     logger.info("drafting for target %s at %s", welcome.replica_id, address)
                     await self._serve_target(address, welcome, stream)
@@ -169,7 +170,7 @@ class DraftDriver:
         try:
             while True:
                 for message in await stream.receive():
-                    now_us = monotonic_us()
+                    now_us = self.worker.now_us()
                     for answer in self.table.receive(link_id, message, now_us):
                         stream.send(answer)
                     if self._tracer is not None and isinstance(message, Verdict):
@@ -200,7 +201,7 @@ class DraftDriver:
     # -- passes -----------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        for link_id, close in self.table.expire(monotonic_us()):
+        for link_id, close in self.table.expire(self.worker.now_us()):
             self._send(link_id, close)
         self._check_left()
         items = self.table.begin_pass(self._config.max_rows_per_pass)
@@ -234,7 +235,7 @@ class DraftDriver:
                 self._send(link_id, close)
             await self.worker.probe()  # ends the pass loop, too, if nothing works any more
             return
-        for link_id, drafts in self.table.take_drafts(monotonic_us()).items():
+        for link_id, drafts in self.table.take_drafts(self.worker.now_us()).items():
             for draft in drafts:
                 self._send(link_id, draft)
         if self._tracer is not None:  # the proposals are on their way

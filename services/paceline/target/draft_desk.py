@@ -290,7 +290,8 @@ class DraftDesk:
         try:
             match message:
                 case DraftTokens():
-                    self._draft(link, sequence, message, now_us, offset_us)
+                    sequence.clock.arrive(message, now_us, offset_us)
+                    self._draft(link, sequence, message, now_us)
                 case Opened():
                     self._opened(link, sequence, message, now_us)
                 case Nack():
@@ -304,19 +305,11 @@ class DraftDesk:
             self._part(sequence, CloseReason.PROTOCOL)
             self._lose(sequence, LinkEvent.PEER_LOST, now_us)
 
-    def _draft(
-        self,
-        link: DraftLink,
-        sequence: Sequence,
-        draft: DraftTokens,
-        now_us: int,
-        offset_us: int | None,
-    ) -> None:
+    def _draft(self, link: DraftLink, sequence: Sequence, draft: DraftTokens, now_us: int) -> None:
         session = sequence.session
         # Two arrivals in one window under one verdict: no flush and no lack of credit between.
         goes_on = session.window_len > 0 and sequence.last_arrival_us > sequence.ready_us
         since_last_us = now_us - sequence.last_arrival_us
-        sequence.clock.arrive(draft, now_us, offset_us)
         disposition = session.receive_draft(draft)
         self.counts[disposition] += 1
         if disposition is Disposition.KEPT:
