@@ -40,19 +40,17 @@ def newest(spans: Iterable[Span]) -> Span | None:
 
 def request_of(spans: Sequence[Span]) -> Request | None:
     """The newest request of one trace's spans; None when there is none in it."""
-    root = newest(spans)
-    if root is None:
-        return None
-    builder = _Builder(root, spans)
-    return builder.request()
+    by_id = {span.span_id: span for span in spans}
+    root = newest(by_id.values())
+    return None if root is None else _Builder(root, by_id).request()
 
 
 class _Builder:
     """Holds one trace's spans by parent while a request is put together."""
 
-    def __init__(self, root: Span, spans: Sequence[Span]) -> None:
+    def __init__(self, root: Span, by_id: dict[str, Span]) -> None:
         self.root = root
-        self._by_id = {span.span_id: span for span in spans}
+        self._by_id = by_id
         self._children: dict[str, list[Span]] = defaultdict(list)
         for span in self._by_id.values():
             self._children[span.parent_id].append(span)

@@ -22,6 +22,7 @@ from paceline.round_times import Stage
 MAX_ROWS = 40  # of more rounds the middle is left out
 MAX_MARKS = 16  # tokens of a round that have a mark each
 PIPE_BAR, MIN_BAR = 60, 16
+LEGEND_GAP = "   "
 COLORS = {
     Stage.WIRE_BACK: "bright_yellow",
     Stage.REWIND: "magenta",
@@ -69,7 +70,8 @@ class _View:
         longest = max((len(item.tokens(MAX_MARKS)) for item in rounds), default=0)
         self._marks_columns = max(len("tokens"), longest)
         used = len(self._columns(["", "", "", ""], Text(), ""))
-        self._bar_columns = max(MIN_BAR, console.width - used) if console.is_terminal else PIPE_BAR
+        self._columns_all = console.width if console.is_terminal else used + PIPE_BAR
+        self._bar_columns = max(MIN_BAR, self._columns_all - used)
 
     def lines(self) -> Iterator[Text]:
         yield from _headlines(self._request)
@@ -93,32 +95,42 @@ class _View:
         return [*self._rounds[:half], between, *self._rounds[-half:]]
 
     def _legend(self) -> Iterator[Text]:
-        """The stages in two lines, each with its time in the given rounds; then the signs."""
+        """The stages, each with its time in the given rounds; then the signs."""
         wall = sum(item.wall_ms for item in self._rounds) or 1.0
-        half = len(STAGES) // 2
-        for stages in (STAGES[:half], STAGES[half:]):
-            text = Text()
-            for stage in stages:
-                total = sum(item.ms(stage) for item in self._rounds)
-                sign = self._marks.stage if self._has_colors else LETTERS[stage]
-                text.append(sign, style=COLORS[stage])
-                text.append(f" {stage.span_name} {total:.1f} ms, {percent(total / wall)}   ")
-            text.rstrip()
-            yield text
+        entries = []
+        for stage in STAGES:
+            total = sum(item.ms(stage) for item in self._rounds)
+            sign = self._marks.stage if self._has_colors else LETTERS[stage]
+            text = Text(sign, style=COLORS[stage])
+            said = f" {stage.span_name} {total:.1f} ms {percent(total / wall)}"
+            entries.append(text.append(said, style="default"))
+        yield from self._packed(entries)
         marks = self._marks
-        text = Text()
-        for sign, style, meaning in (
+        signs = [
             (marks.accepted, "accepted", "accepted"),
             (marks.rejected, "recovered", "rejected"),
             (marks.own, "recovered", "recovered"),
             (marks.own, "bonus", "bonus"),
             (marks.own, "", "plain"),
-        ):
-            text.append(sign, style=STYLES.get(style, "")).append(f" {meaning}   ")
+        ]
         if self._has_colors:
-            text.append(f"{marks.upper} draft and wire   {marks.lower} target")
-        text.rstrip()
-        yield text
+            signs += [(marks.upper, "", "draft and wire"), (marks.lower, "", "target")]
+        yield from self._packed(
+            [
+                Text(sign, style=STYLES.get(style, "")).append(f" {meaning}", style="default")
+                for sign, style, meaning in signs
+            ]
+        )
+
+    def _packed(self, entries: Sequence[Text]) -> Iterator[Text]:
+        """As many in a line as fit."""
+        line = Text()
+        for entry in entries:
+            if line and len(line) + len(LEGEND_GAP) + len(entry) > self._columns_all:
+                yield line
+                line = Text()
+            line = Text.assemble(line, LEGEND_GAP if line else "", entry)
+        yield line
 
     def _columns(self, cells: Sequence[str], marks: Text, ms: str) -> Text:
         number, choice, k, kept = cells
@@ -188,12 +200,13 @@ def _headlines(request: Request) -> Iterator[Text]:
     parts = [f"{request.ms:.1f} ms"]
     if request.first_chunk_ms is not None:
         parts.append(f"first tokens after {request.first_chunk_ms:.1f} ms")
-    parts.append(f"{request.num_tokens} tokens in {len(request.rounds)} rounds")
-    if request.num_tokens_per_round is not None:
-        parts.append(f"{fixed(request.num_tokens_per_round, 2)} tokens a round")
-    if request.proposed:
-        kept = f"{request.accepted} of {request.proposed} proposed tokens accepted"
-        parts.append(f"{kept} ({percent(request.acceptance_rate)})")
     if len(request.choices) > 1:
         parts.append(f"{len(request.choices)} choices")
+    yield Text(", ".join(parts))
+    parts = [f"{request.num_tokens} tokens in {len(request.rounds)} rounds"]
+    if request.num_tokens_per_round is not None:
+        parts.append(f"{fixed(request.num_tokens_per_round, 2)} a round")
+    if request.proposed:
+        kept = f"{request.accepted} of {request.proposed} proposals accepted"
+        parts.append(f"{kept} ({percent(request.acceptance_rate)})")
     yield Text(", ".join(parts))

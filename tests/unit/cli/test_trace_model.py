@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from paceline.cli import trace_builder
 from paceline.cli.trace_builder import request_of
 from paceline.cli.trace_lanes import MAX_LANE_ROWS, lanes_of
 from paceline.cli.trace_model import Request, Round, request_json
+from paceline.cli.trace_page import page
 from paceline.cli.trace_spans import MAX_COUNT, Span, spans_of
+from paceline.cli.trace_view import show_request
 from paceline.round_times import STAGE_OF_SPAN, Stage
 from tests.unit.cli.trace_lines import CLIENT_SPAN, TRACE_ID, Made, line_of, make_trace
 
@@ -203,6 +207,28 @@ def test_absurd_counts_cost_nothing() -> None:
     assert len(item.tokens(16)) == 16
 
 
+def test_two_requests_of_two_clients_are_no_orphans() -> None:
+    """A conversation in one trace: each request has a parent of its own, in nobody's file."""
+    first, second = make_trace(num_rounds=2), make_trace(num_rounds=2, seed=2, began_ms=1.9e12)
+    second.spans["paceline-gateway"][0]["parentSpanId"] = "1" * 16
+    request = request_of([*spans_in(first), *spans_in(second)])
+    assert request is not None
+    assert len(request.problems) == 1
+    assert "2 requests" in request.problems[0]
+
+
+def test_a_gateway_whose_clock_is_behind() -> None:
+    """Its span ends before its session does; it is the same request all the same."""
+    made = make_trace(num_rounds=3)
+    span = made.spans["paceline-gateway"][0]
+    for name in ("startTimeUnixNano", "endTimeUnixNano"):
+        span[name] = str(int(span[name]) - 50_000_000)
+    request = read(made)
+    assert request.ms == read(make_trace(num_rounds=3)).ms
+    assert request.rounds[0].ms(Stage.QUEUE) > 50
+    assert not request.problems
+
+
 def test_the_newest_request_of_a_trace_with_several() -> None:
     spans = [
         *spans_in(make_trace(num_rounds=2, seed=1)),
@@ -324,15 +350,18 @@ def test_whatever_the_spans_the_times_add_up(spans: list[dict[str, Any]], servic
     assert num_bad == 0
     request = request_of(found)
     if request is None:
-        assert not any(is_root(spans, service))
+        # Of several spans with one id the last counts.
+        last = {span["spanId"]: span for span in spans}
+        assert not any(is_root(list(last.values()), service))
         return
     assert request.ms >= 0
     for item in request.rounds:
         times_ns = [round(item.ms(stage) * 1e6) for stage in STAGE_OF_SPAN.values()]
         assert min(times_ns) >= 0
         assert sum(times_ns) == pytest.approx(item.ended_ns - item.began_ns)
-    lanes_of(request, request.rounds)
     json.dumps(request_json(request, request.rounds), allow_nan=False)
+    page(request, request.rounds)
+    show_request(Console(file=io.StringIO()), request, request.rounds)
 
 
 def is_root(spans: list[dict[str, Any]], service: str) -> Iterable[bool]:
