@@ -22,8 +22,8 @@ from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
 from paceline.protocol.messages import DraftMessage, Hello, TargetMessage
 from paceline.sampling.acceptance import coupled_token
 from paceline.sampling.params import SamplingParams, VerificationMode
-from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.round_clock import MAX_ROUND_ARRIVALS
+from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
 
 VOCAB_SIZE = 64

@@ -258,9 +258,9 @@ class TargetDriver:
             answers = self._answers.get(session_id)
             if answers is not None:
                 answers.queue.put_nowait(delta)
+        self._flush()
         if self._tracer is not None:
             self._tracer.flush()
-        self._flush()
 
     # -- drafts -----------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ class TargetTracer:
         self.slow_us = int(slow_request_s * 1e6)
         self._random_bits = random_bits
         self._open_passes: list[_PassSpan] = []
+        self._ended: list[tuple[ChoiceTrace, RoundRecord, RoundFacts]] = []
 
     def begin(self, request: GenerateRequest, now_us: int) -> RequestTrace | None:
         """None for a request that there will never be a span of."""
@@ -93,8 +94,15 @@ class TargetTracer:
             span.links.append(member)
         return span.trace_id, span.span_id
 
+    def end_round(self, choice: ChoiceTrace, record: RoundRecord, facts: RoundFacts) -> None:
+        """A sampled one: told when there is time."""
+        self._ended.append((choice, record, facts))
+
     def flush(self) -> None:
-        """Every round of the last passes is told: so are the passes themselves."""
+        """Make spans of the rounds that have ended, and of the passes that they were in."""
+        ended, self._ended = self._ended, []
+        for choice, round_record, facts in ended:
+            choice.emit_round(round_record, facts, is_reconstructed=False)
         passes, self._open_passes = self._open_passes, []
         for each in passes:
             record, times = each.record, each.record.times
@@ -194,14 +202,14 @@ class ChoiceTrace:
             self._end_us, self._finish_reason = record.end_us, delta.finish_reason
         facts = RoundFacts.of(delta)
         if self._parent.is_sampled:
-            self._emit_round(record, facts, is_reconstructed=False)
+            self._tracer.end_round(self, record, facts)
         else:
             self._kept.append((record, facts))
 
     def end(self, now_us: int, error: RequestError | None) -> None:
         """Nothing more will come of it."""
         for record, facts in self._kept:
-            self._emit_round(record, facts, is_reconstructed=True)
+            self.emit_round(record, facts, is_reconstructed=True)
         self._kept.clear()
         self._is_over = True
         if not self._finish_reason:
@@ -243,9 +251,7 @@ class ChoiceTrace:
         ids = (self._parent.trace_id, child_id(self._span_id, number), self._span_id)
         self._tracer.emit("round", ids, self._round_us, now_us, attributes)
 
-    def _emit_round(
-        self, record: RoundRecord, facts: RoundFacts, *, is_reconstructed: bool
-    ) -> None:
+    def emit_round(self, record: RoundRecord, facts: RoundFacts, *, is_reconstructed: bool) -> None:
         trace_id, round_id = self._parent.trace_id, child_id(self._span_id, facts.round)
         attributes: Attributes = {
             "paceline.round": facts.round,

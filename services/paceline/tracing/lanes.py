@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
@@ -19,7 +20,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from paceline.config import TracingConfig
-from paceline.tracing.json_lines import SCOPE, JsonLinesExporter
+from paceline.tracing.json_lines import SCOPE, JsonLinesFile
 from paceline.tracing.spans import Span
 
 logger = logging.getLogger(__name__)
@@ -61,11 +62,70 @@ class OnceInAWhile(logging.Filter):
         return True
 
 
+class _Waiting(ReadableSpan):
+    """What is in the queue: made in no time, and all that the processor asks is whether it is
+    sampled."""
+
+    _context = SpanContext(1, 1, False, _SAMPLED)
+
+    def __init__(self, span: Span) -> None:  # not its parent's: that is what costs
+        self.span = span
+
+
+class Sink(Protocol):
+    """Where spans end. Raises for those that it does not take, and may log why itself."""
+
+    def write(self, spans: Sequence[Span]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NotExported(Exception):
+    """The collector did not take the spans; the exporter has logged why."""
+
+
+class OtlpSink:
+    """A collector, through an exporter of OpenTelemetry's."""
+
+    def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
+        self._exporter = exporter
+        self._resource = resource
+        self._scope = InstrumentationScope(SCOPE)
+
+    def write(self, spans: Sequence[Span]) -> None:
+        result = self._exporter.export([self._readable(span) for span in spans])
+        if result is not SpanExportResult.SUCCESS:
+            raise NotExported("see the exporter's own line")
+
+    def close(self) -> None:
+        self._exporter.shutdown()
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        trace_id = span.trace_id
+        parent = None
+        if span.parent_id:
+            parent = SpanContext(trace_id, span.parent_id, False, _SAMPLED)
+        links = [Link(SpanContext(*link, False, _SAMPLED)) for link in span.links]
+        return ReadableSpan(
+            span.name,
+            SpanContext(trace_id, span.span_id, False, _SAMPLED),
+            parent,
+            self._resource,
+            span.attributes,
+            links=links,
+            kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
+            status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
+            start_time=span.begin_us * 1000,
+            end_time=max(span.begin_us, span.end_us) * 1000,
+            instrumentation_scope=self._scope,
+        )
+
+
 class _CountingExporter(SpanExporter):
     """`num_taken` spans have left the queue; `num_failed` of them were not exported."""
 
-    def __init__(self, exporter: SpanExporter, name: str) -> None:
-        self._exporter = exporter
+    def __init__(self, sink: Sink, name: str) -> None:
+        self._sink = sink
         self._name = name
         self._limit = OnceInAWhile()
         self.num_taken = 0
@@ -73,34 +133,28 @@ class _CountingExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.num_taken += len(spans)
-        result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(spans)
+            self._sink.write([waiting.span for waiting in spans if isinstance(waiting, _Waiting)])
         except Exception as error:  # a full disk, a bug of an exporter: spans are all it may cost
-            if self._limit.is_due():
-                logger.warning("spans are lost, %s does not take them: %r", self._name, error)
-        if result is not SpanExportResult.SUCCESS:
             self.num_failed += len(spans)
-        return result
+            if self._limit.is_due():
+                logger.warning(
+                    "%d spans lost: %s does not take them: %r", self.num_failed, self._name, error
+                )
+            return SpanExportResult.FAILURE
+        return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        self._exporter.shutdown()
+        self._sink.close()
 
 
 class Lane:
-    """`put` comes from one thread; the exporter has one of its own."""
+    """`put` comes from one thread; the sink has one of its own."""
 
     def __init__(
-        self,
-        exporter: SpanExporter,
-        name: str,
-        resource: Resource,
-        max_queue_size: int,
-        delay_ms: float = EXPORT_DELAY_MS,
+        self, sink: Sink, name: str, max_queue_size: int, delay_ms: float = EXPORT_DELAY_MS
     ) -> None:
-        self._exporter = _CountingExporter(exporter, name)
-        self._resource = resource
-        self._scope = InstrumentationScope(SCOPE)
+        self._exporter = _CountingExporter(sink, name)
         self._max_queue_size = max_queue_size
         self._num_put = 0
         self._num_refused = 0
@@ -123,27 +177,7 @@ class Lane:
             self._num_refused += 1
             return
         self._num_put += 1
-        self._processor.on_end(self._readable(span))
-
-    def _readable(self, span: Span) -> ReadableSpan:
-        trace_id = span.trace_id
-        parent = None
-        if span.parent_id:
-            parent = SpanContext(trace_id, span.parent_id, False, _SAMPLED)
-        links = [Link(SpanContext(*link, False, _SAMPLED)) for link in span.links]
-        return ReadableSpan(
-            span.name,
-            SpanContext(trace_id, span.span_id, False, _SAMPLED),
-            parent,
-            self._resource,
-            span.attributes,
-            links=links,
-            kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR, span.error) if span.error else _OK,
-            start_time=span.begin_us * 1000,
-            end_time=max(span.begin_us, span.end_us) * 1000,
-            instrumentation_scope=self._scope,
-        )
+        self._processor.on_end(_Waiting(span))
 
     def close(self) -> None:
         """Export what waits; may take long where nobody answers."""
@@ -158,24 +192,18 @@ class Lane:
 def make_lanes(
     config: TracingConfig, service_name: str, attributes: Mapping[str, str]
 ) -> list[Lane]:
-    resource = Resource({"service.name": service_name, **attributes})
-    exporters: list[tuple[str, SpanExporter]] = []
+    resource = {"service.name": service_name, **attributes}
+    sinks: list[tuple[str, Sink]] = []
     if config.file_dir:
         folder = Path(config.file_dir).expanduser()
         try:
-            exporters.append(
-                (
-                    str(folder),
-                    JsonLinesExporter(
-                        folder, service_name, resource.attributes, config.max_file_bytes
-                    ),
-                )
-            )
+            file = JsonLinesFile(folder, service_name, resource, config.max_file_bytes)
+            sinks.append((str(file.path), file))
         except OSError as error:
             logger.warning("no trace file in %s: %s", folder, error)
     if config.otlp_endpoint:
-        exporters.append((config.otlp_endpoint, _otlp(config)))
-    return [Lane(exporter, name, resource, config.max_queue_size) for name, exporter in exporters]
+        sinks.append((config.otlp_endpoint, OtlpSink(_otlp(config), Resource(resource))))
+    return [Lane(sink, name, config.max_queue_size) for name, sink in sinks]
 
 
 def _otlp(config: TracingConfig) -> SpanExporter:
