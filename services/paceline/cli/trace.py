@@ -53,7 +53,7 @@ def trace(
     Examples:
       paceline trace
       paceline trace --last --html request.html
-      paceline trace --dir /var/log/paceline --trace-id 4bf92f3577b34da6a3ce929d0e0e4736
+      paceline trace --trace-id 4bf92f3577b34da6a3ce929d0e0e4736
       paceline trace *.jsonl --json
     """
     from paceline.cli.trace_builder import request_of

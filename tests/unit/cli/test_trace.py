@@ -6,6 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -47,10 +48,15 @@ def drawn(
 ) -> list[str]:
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, encoding=encoding) as file:
+        system: Any = color
         console = Console(
-            file=file, width=width, force_terminal=color is not None, color_system=color,  # type: ignore[arg-type]
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
+            file=file,
+            width=width,
+            force_terminal=color is not None,
+            color_system=system,
+            soft_wrap=True,
+            highlight=False,
+        )
         show_request(console, wanted, wanted.rounds)
         file.flush()
         return raw.getvalue().decode(encoding).splitlines()
