@@ -13,7 +13,7 @@ from paceline.cli.main import app
 from tests.rpc.traced import traced_fleet
 
 PARTS = ("draft", "wire_out", "window", "queue", "verify", "sample", "wire_back", "rewind")
-WAITING = {"step_ms": 25.0, "draft_ms": 2.0, "error_rate": 0.3}
+WAITING: dict[str, Any] = {"step_ms": 25.0, "draft_ms": 2.0, "error_rate": 0.3}
 
 
 def viewed(folder: Path, *arguments: str) -> dict[str, Any]:
