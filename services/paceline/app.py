@@ -31,7 +31,8 @@ def build_app(config: AppConfig) -> Application:
         logging_config=_serve_logging(config.logging),
         **_HEALTH,
     )(Gateway)
-    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools], config.logging)
+    pools = [_bind_pool(pool) for pool in config.pools]
+    return gateway.bind(config.gateway, pools, config.tracing, config.logging)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:

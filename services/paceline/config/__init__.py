@@ -23,6 +23,7 @@ from paceline.config.names import (
     check_model_name,
     deployment_suffix,
 )
+from paceline.config.observability import TracingConfig
 from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
@@ -42,6 +43,7 @@ __all__ = [
     "RpcConfig",
     "SpeculationConfig",
     "TargetConfig",
+    "TracingConfig",
 ]
 
 
@@ -59,6 +61,9 @@ class AppConfig(Section):
         default_factory=ControllerConfig, description="registry and assignment"
     )
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="log lines")
+    tracing: TracingConfig = Field(
+        default_factory=TracingConfig, description="spans of requests and rounds"
+    )
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,
         max_length=16,

@@ -5,6 +5,7 @@ Wires and starts; decides nothing.
 
 # No `from __future__ import annotations` here: Serve looks at constructor annotations as classes.
 
+import asyncio
 import logging
 import secrets
 import time
@@ -19,14 +20,16 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from paceline import models, serve_logs
-from paceline.config import GatewayConfig, LoggingConfig, TargetConfig
+from paceline.config import GatewayConfig, LoggingConfig, TargetConfig, TracingConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.responses import Json
 from paceline.gateway.service import GatewayService, ServedModel
+from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
 from paceline.gateway.tools import ToolFormat
+from paceline.tracing.process import open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +55,15 @@ class Gateway:
     """
 
     def __init__(
-        self, config: GatewayConfig, pools: Sequence[PoolHandles], logging_config: LoggingConfig
+        self,
+        config: GatewayConfig,
+        pools: Sequence[PoolHandles],
+        tracing: TracingConfig,
+        logging_config: LoggingConfig,
     ) -> None:
         serve_logs.attach(logging_config)
+        replica_id = serve.get_replica_context().replica_tag
+        self._tracer = open_tracer(tracing, "paceline-gateway", {"service.instance.id": replica_id})
         self._fleet = FleetView(
             {pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools}
         )
@@ -64,6 +73,7 @@ class Gateway:
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
+            tracer=None if self._tracer is None else GatewayTracer(self._tracer, tracing),
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -71,6 +81,10 @@ class Gateway:
         app = build_api(self._service, adds_request_id=False)
         add_fleet_route(app, self._fleet)
         return app
+
+    async def __del__(self) -> None:
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
 def served_models(pool: PoolHandles) -> list[ServedModel]:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,13 +18,21 @@ from paceline.errors import RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText, total
 from paceline.gateway.auth import Caller, caller_of
-from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
+from paceline.gateway.http import (
+    beside,
+    internal_error,
+    read_body,
+    send_json,
+    trace_of,
+    until_disconnect,
+)
 from paceline.gateway.keepalive import EventStream
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
 from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
+from paceline.gateway.spans import RequestSpan
 from paceline.gateway.sse import ChunkBuilder
 from paceline.logs import about
 
@@ -42,8 +50,26 @@ class Exchange(Response):
         self._request = request
         self._log = log_of(request.scope)
         self._arrived_s = service.monotonic()
+        self._span = RequestSpan(service.tracer, trace_of(request.scope), endpoint, self._arrived_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: Exception | None = None
+        try:
+            await self._exchange(scope, receive, send)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._end_span(failure)
+
+    def _end_span(self, failure: Exception | None) -> None:
+        has_left = isinstance(failure, ClientDisconnect)
+        error = failure if isinstance(failure, RequestError) else None
+        if failure is not None and error is None and not has_left:
+            error = internal_error()
+        self._span.end(self._service.monotonic(), error, has_left)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
         caller = caller_of(scope)
         self._log.key = caller.name
@@ -76,12 +102,13 @@ class Exchange(Response):
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
         self._log.model = self._service.served(body.model).name
-        traceparent = trace_of(self._request.scope).traceparent
+        name = self._log.ids.request_id
         plans = [
-            plan.salted(caller.cache_salt).traced(traceparent).named(self._log.ids.request_id)
+            plan.named(name).salted(caller.cache_salt).traced(self._span.traceparent)
             for plan in await self._service.plans(self._endpoint, body)
         ]
         answers = [self._service.answer(plan) for plan in plans]
+        self._span.begin_answer(plans, answers)
         with about(self._log.begin_answer(plans, answers, self._arrived_s)):
             if body.stream:
                 service = self._service
@@ -97,7 +124,9 @@ class Exchange(Response):
     ) -> AsyncGenerator[tuple[int, RoundText], None]:
         async with aclosing(self._service.all_rounds(plans, answers, self._arrived_s)) as rounds:
             async for prompt, item in rounds:
-                self._log.receive(item, self._service.monotonic())
+                now_s = self._service.monotonic()
+                self._log.receive(item, now_s)
+                self._span.receive(now_s)
                 yield prompt, item
 
     async def _answer_whole(

@@ -26,3 +26,10 @@ class SchedulerStats:
     num_prefix_tokens: int = 0
     num_queue_timeouts: int = 0
     num_failed_passes: int = 0
+
+    def count_round(self, num_draft: int, num_accepted: int, num_committed: int) -> None:
+        self.num_rounds += 1
+        self.num_plain_rounds += num_draft == 0
+        self.num_draft_tokens += num_draft
+        self.num_accepted_tokens += num_accepted
+        self.num_committed_tokens += num_committed
