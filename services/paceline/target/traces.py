@@ -153,6 +153,7 @@ class RequestTrace:
         is_slow = now_us - self._begin_us > self._tracer.slow_us
         if not (self._is_sampled or (self._tracer.slow_us and (failed or is_slow))):
             return
+        self._tracer.flush()  # its last rounds come before it
         for choice in self.choices.values():
             choice.end(now_us, error)
         self._tracer.flush()
