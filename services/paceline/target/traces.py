@@ -37,6 +37,7 @@ class RoundFacts(NamedTuple):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_tokens: int
+    has_window: bool
 
     @staticmethod
     def of(delta: RoundDelta) -> RoundFacts:
@@ -46,6 +47,7 @@ class RoundFacts(NamedTuple):
             delta.num_draft_tokens,
             delta.num_accepted_tokens,
             len(delta.token_ids),
+            delta.window_ms > 0,
         )
 
 
@@ -151,6 +153,7 @@ class RequestTrace:
         is_slow = now_us - self._begin_us > self._tracer.slow_us
         if not (self._is_sampled or (self._tracer.slow_us and (failed or is_slow))):
             return
+        self._tracer.flush()  # its last rounds come before it
         for choice in self.choices.values():
             choice.end(now_us, error)
         self._tracer.flush()
@@ -271,7 +274,8 @@ class ChoiceTrace:
             attributes["paceline.num_rows"] = last.num_rows
         ids = (trace_id, round_id, self._span_id)
         self._tracer.emit("round", ids, record.begin_us, record.end_us, attributes)
-        _RoundChildren(self._tracer, trace_id, round_id, record).emit(is_reconstructed)
+        children = _RoundChildren(self._tracer, trace_id, round_id, record)
+        children.emit(facts.has_window, is_reconstructed)
 
 
 class _RoundChildren:
@@ -286,7 +290,7 @@ class _RoundChildren:
         self._record = record
         self._num = 0
 
-    def emit(self, is_reconstructed: bool) -> None:
+    def emit(self, has_window: bool, is_reconstructed: bool) -> None:
         record = self._record
         for ready_us, each in record.passes:
             self._emit_pass(ready_us, each, each.times)
@@ -298,7 +302,10 @@ class _RoundChildren:
                     if stage is not Stage.WIRE_OUT:
                         told: Attributes = {"paceline.reconstructed": True}
                         self._child(stage.span_name, begin_us, end_us, told)
-        for stage, begin_us, end_us in segments(record.begin_us, record.end_us, record.intervals()):
+        if not has_window:
+            return
+        line = segments(record.begin_us, record.end_us, record.intervals())
+        for stage, begin_us, end_us in line:
             if stage is Stage.WINDOW:
                 self._child("window", begin_us, end_us)
 
