@@ -34,7 +34,7 @@ def _bind_pool(pool: Pool) -> PoolHandles:
     config = pool.config
     controller = serve.deployment(name=f"{CONTROLLER}{pool.suffix}", max_ongoing_requests=1000)(
         Controller
-    ).bind(config.controller)
+    ).bind(config.controller, pool.name)
     target = serve.deployment(
         name=f"{TARGETS}{pool.suffix}",
         max_ongoing_requests=1024,

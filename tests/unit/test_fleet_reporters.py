@@ -1,5 +1,7 @@
 """What replicas say of themselves with each heartbeat, and what a target does with the answer."""
 
+import itertools
+
 import pytest
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
@@ -58,9 +60,10 @@ class Target:
         self.scheduler = Scheduler(INFO, TargetConfig(), config, RpcConfig())
         self.policy = self.scheduler.policy = Policy(self.scheduler.policy.limits)
         self.reporter = FleetReporter(self.scheduler, "t", "boot", "host:1")
+        self.times = itertools.count(10.0)
 
     def beat(self):
-        return TargetReport.read(self.reporter.report(num_drafts=2))
+        return TargetReport.read(self.reporter.report(num_drafts=2, now_s=next(self.times)))
 
 
 @pytest.fixture

@@ -6,15 +6,19 @@ from typing import Any
 from paceline.config import ControllerConfig
 from paceline.config.live import LiveControllerConfig
 from paceline.controller.fleet import Fleet
+from paceline.controller.metrics import fleet_metrics, fleet_snapshot
 from paceline.fleet_reports import DraftReport, TargetReport
 from paceline.live_config import LiveConfig
+from paceline.ray_metrics import EXPORT_INTERVAL_S, RayExporter
 
 
 class Controller:
     """If it dies nothing stops: replicas keep their last assignment and report to the next one."""
 
-    def __init__(self, config: ControllerConfig) -> None:
+    def __init__(self, config: ControllerConfig, model_name: str = "") -> None:
         self._fleet = Fleet(config)
+        self._ray_metrics = RayExporter({"model_name": model_name})
+        self._exported_s = float("-inf")
         self._live = LiveConfig(
             "Controller", config, LiveControllerConfig.model_validate, self._fleet.set_config
         )
@@ -25,13 +29,25 @@ class Controller:
         self._live.apply(user_config)
 
     async def heartbeat_target(self, report: dict[str, Any]) -> dict[str, Any]:
+        self._export(time.monotonic())
         return self._fleet.hear_target(TargetReport.read(report), time.monotonic())
 
     async def heartbeat_draft(self, report: dict[str, Any]) -> tuple[str, ...]:
+        self._export(time.monotonic())
         return self._fleet.hear_draft(DraftReport.read(report), time.monotonic())
 
     async def goodbye(self, replica_id: str) -> None:
         self._fleet.leave(replica_id, time.monotonic())
+
+    def _export(self, now_s: float) -> None:
+        if now_s - self._exported_s >= EXPORT_INTERVAL_S:
+            self._exported_s = now_s
+            self._ray_metrics.export(fleet_snapshot(self._fleet))
+
+    async def metrics(self) -> dict[str, Any]:
+        """What it and the replicas that it knows count (`fleet_metrics`), for GET /metrics."""
+        self._fleet.expire(time.monotonic())
+        return fleet_metrics(self._fleet)
 
     async def status(self) -> dict[str, Any]:
         """The fleet as last reported (`Fleet.status`)."""

@@ -279,6 +279,16 @@ class TargetDriver:
     def num_links(self) -> int:
         return len(self._streams)
 
+    @property
+    def rtt_us(self) -> dict[str, int]:
+        """Least recent round trip by draft replica, of those that have answered a ping."""
+        links = self.scheduler.drafts.pool.links()
+        return {
+            links[link_id].hello.replica_id: stream.clock.rtt_us
+            for link_id, stream in self._streams.items()
+            if stream.clock.rtt_us is not None
+        }
+
 
 def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:
     if not isinstance(message, DraftTokens):
