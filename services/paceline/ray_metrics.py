@@ -3,7 +3,8 @@
 Every process that counts exports its snapshot now and then; Ray's agent of its node serves it. Ray
 takes histograms one observation at a time only, so theirs go out as Prometheus spells them: series
 `_bucket` (by `le`), `_sum` and `_count`, which `histogram_quantile` and `rate` read like any
-others. Knows no clock and decides nothing.
+others. A gauge that is not set again is forgotten by Ray after a while, which suits one whose draft
+is gone. Knows no clock and decides nothing.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ class RayExporter:
     def __init__(self, base: Mapping[str, str]) -> None:
         self._base = dict(base)
         self._instruments: dict[str, Any] = {}
+        # Of counters: Ray adds, our figures are sums.
         self._last: dict[tuple[str, Series], float] = {}
+        self._exported_s = float("-inf")
+
+    def offer(self, take: Callable[[], Snapshot], now_s: float) -> None:
+        """Export what `take` returns, unless that was done less than EXPORT_INTERVAL_S ago."""
+        if now_s - self._exported_s >= EXPORT_INTERVAL_S:
+            self._exported_s = now_s
+            self.export(take())
 
     def export(self, snapshot: Snapshot) -> None:
-        """Series that are gone from one snapshot to the next are set to 0: Ray forgets none."""
-        seen = set()
         for metric, labels, value in snapshot:
             pairs = tuple(zip(metric.labels, labels, strict=True))
             for name, extra, number in samples_of(metric, value):
-                series = pairs + extra
-                seen.add((name, series))
-                self._record(metric, name, series, number)
-        for name, series in self._last.keys() - seen:
-            self._set_gone(name, series)
+                self._record(metric, name, pairs + extra, number)
 
     @asynccontextmanager
     async def running(self, take: Callable[[], Snapshot]) -> AsyncIterator[None]:
@@ -66,21 +69,14 @@ class RayExporter:
 
     def _record(self, metric: Metric, name: str, series: Series, number: float) -> None:
         instrument = self._instrument(metric, name, series)
-        before = self._last.get((name, series))
-        if number == before:
-            return
-        self._last[name, series] = number
         tags = self._base | dict(series)
         if metric.kind is not Kind.COUNTER:
             instrument.set(number, tags)
-        elif number > (before or 0.0):
-            instrument.inc(number - (before or 0.0), tags)
-
-    def _set_gone(self, name: str, series: Series) -> None:
-        instrument = self._instruments[name]
-        del self._last[name, series]
-        if hasattr(instrument, "set"):
-            instrument.set(0.0, self._base | dict(series))
+            return
+        before = self._last.get((name, series), 0.0)
+        if number > before:
+            instrument.inc(number - before, tags)
+            self._last[name, series] = number
 
     def _instrument(self, metric: Metric, name: str, series: Series) -> Any:
         if name not in self._instruments:

@@ -9,7 +9,7 @@ from paceline.controller.fleet import Fleet
 from paceline.controller.metrics import fleet_metrics, fleet_snapshot
 from paceline.fleet_reports import DraftReport, TargetReport
 from paceline.live_config import LiveConfig
-from paceline.ray_metrics import EXPORT_INTERVAL_S, RayExporter
+from paceline.ray_metrics import RayExporter
 
 
 class Controller:
@@ -18,7 +18,6 @@ class Controller:
     def __init__(self, config: ControllerConfig, model_name: str = "") -> None:
         self._fleet = Fleet(config)
         self._ray_metrics = RayExporter({"model_name": model_name})
-        self._exported_s = float("-inf")
         self._live = LiveConfig(
             "Controller", config, LiveControllerConfig.model_validate, self._fleet.set_config
         )
@@ -40,9 +39,7 @@ class Controller:
         self._fleet.leave(replica_id, time.monotonic())
 
     def _export(self, now_s: float) -> None:
-        if now_s - self._exported_s >= EXPORT_INTERVAL_S:
-            self._exported_s = now_s
-            self._ray_metrics.export(fleet_snapshot(self._fleet))
+        self._ray_metrics.offer(lambda: fleet_snapshot(self._fleet), now_s)
 
     async def metrics(self) -> dict[str, Any]:
         """What it and the replicas that it knows count (`fleet_metrics`), for GET /metrics."""

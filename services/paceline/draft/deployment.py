@@ -55,8 +55,9 @@ class DraftReplica:
         self._heartbeats.start()
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        report = self._reporter.report(self._driver.connected, time.monotonic())
-        self._ray_metrics.export(self._reporter.snapshot)
+        now_s = time.monotonic()
+        report = self._reporter.report(self._driver.connected, now_s)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         addresses = await controller.heartbeat_draft.remote(report)
         if not self._driver.table.is_draining:  # it dials nobody any more
             self._driver.set_targets(addresses)

@@ -87,7 +87,7 @@ class TargetReplica:
         now_s = time.monotonic()
         self._reporter.expire(now_s)
         report = self._reporter.report(self._driver.num_links, now_s, self._driver.rtt_us)
-        self._ray_metrics.export(self._reporter.snapshot)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         answer = await controller.heartbeat_target.remote(report)
         self._reporter.hear(answer, time.monotonic())
 
