@@ -113,7 +113,7 @@ class Service:
 
 @asynccontextmanager
 async def serving(
-    num_targets: int = 2, num_drafts: int = 2, step_ms: float = 6.0, error_rate: float = 0.2
+    num_targets: int = 2, num_drafts: int = 2, step_ms: float = 10.0, error_rate: float = 0.2
 ) -> AsyncIterator[Service]:
     config = fleet.config()
     async with AsyncExitStack() as stack:

@@ -145,6 +145,7 @@ async def test_counts_are_those_that_clients_saw(service: Service) -> None:
 async def test_sums_agree_with_each_other(service: Service) -> None:
     await known_run(service)
     page = await scrape(service)
+    assert page.total(f"{SPEC}_accepted_tokens_total") > 0
     for target in ("target-0", "target-1"):
         accepted = page.total(f"{SPEC}_accepted_tokens_total", replica=target)
         per_pos = page.by(f"{SPEC}_accepted_tokens_per_pos_total", "position", replica=target)
