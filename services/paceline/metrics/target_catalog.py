@@ -68,6 +68,9 @@ PLAIN_ROUNDS = _counter(
 REJECTED_ROUNDS = _counter(
     "rejected_rounds", "Rounds that rejected a proposal, so that the draft must rewind.", "rounds"
 )
+MAX_K = _gauge(
+    "max_num_speculative_tokens", "Largest K that the configuration allows.", "tokens", _POLICY
+)
 K_CHOSEN = _histogram(
     "round_num_speculative_tokens", "The K in force, of every round.", "tokens", K_BUCKETS
 )
@@ -204,7 +207,7 @@ BREAKER_STATE = _gauge(
 
 TARGET_METRICS: tuple[Metric, ...] = (
     NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, ACCEPTED_PER_POS, ROUNDS, PLAIN_ROUNDS,
-    REJECTED_ROUNDS, K_CHOSEN, WASTED_TOKENS, WANTED_TOKENS, MISSING_TOKENS, LONE_HOLDS,
+    REJECTED_ROUNDS, MAX_K, K_CHOSEN, WASTED_TOKENS, WANTED_TOKENS, MISSING_TOKENS, LONE_HOLDS,
     PREDICTED_TOKENS, PREDICTED_SECONDS, MEASURED_TOKENS, MEASURED_SECONDS, GAIN,
     SPECULATION_STATE, PASSES, FAILED_PASSES, BUSY_SECONDS, PASS_SECONDS, PASS_ROWS,
     TARGET_TOKENS, RUNNING, WAITING, QUEUE_TIME, ENDED, KV_USAGE, KV_BLOCKS, PREFIX_QUERIES,

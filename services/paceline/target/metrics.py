@@ -59,6 +59,7 @@ def _put_speculation(snapshot: Snapshot, scheduler: Scheduler) -> None:
 def _put_policy(snapshot: Snapshot, scheduler: Scheduler, explanation: Explanation | None) -> None:
     policy, put = scheduler.policy, snapshot.put
     starvation, forecast = policy.starvation(), policy.forecast
+    put(catalog.MAX_K, policy.limits.max_num_speculative_tokens)
     put(catalog.WANTED_TOKENS, starvation.wanted)
     put(catalog.MISSING_TOKENS, starvation.missing)
     put(catalog.PREDICTED_TOKENS, forecast.tokens)
