@@ -46,10 +46,9 @@ def fits(labels: dict[str, str], selector: Selector) -> bool:
             return False
         # Any value of a variable's: its drop-down offers those that there are.
         pattern = ".*" if VARIABLE.fullmatch(wanted) else wanted
-        is_same = (
-            re.fullmatch(pattern, labels[label]) if "~" in operator else labels[label] == wanted
-        )
-        if bool(is_same) == operator.startswith("!"):
+        value = labels[label]
+        is_same = bool(re.fullmatch(pattern, value)) if "~" in operator else value == wanted
+        if is_same == operator.startswith("!"):
             return False
     return True
 
@@ -57,11 +56,13 @@ def fits(labels: dict[str, str], selector: Selector) -> bool:
 def queries() -> dict[str, str]:
     """By where it is."""
     found = {
-        f"{board.title}: {panel.title} #{number}": line.query
+        f"{board.title}: {row.title}: {panel.title} #{number}": line.query
         for board in DASHBOARDS.values()
-        for panel in board.panels
+        for row in board.rows
+        for panel in row.panels
         for number, line in enumerate(panel.lines)
     }
+    assert sum(len(p.lines) for b in DASHBOARDS.values() for p in b.panels) == len(found)
     found |= {f"alert {alert.name}": alert.query for alert in ALERTS}
     return found | {f"record {name}": query for name, query in RECORDED.items()}
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_WORDS = frozenset(
-    ("sum", "min", "max", "avg", "count", "bool", "and", "or", "unless", "group_left")
-    + ("rate", "increase", "histogram_quantile")
-)
+_AGGREGATES = ("sum", "min", "max", "avg", "count")
+_WORDS = {*_AGGREGATES, "rate", "increase", "histogram_quantile", "and", "or", "unless", "bool"}
 _TOKEN = re.compile(
     r"""\s+|(?P<string>"(?:[^"\\]|\\.)*")|(?P<window>\[[^\]]*\])|(?P<number>\d+(\.\d+)?)"""
     r"""|(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)|(?P<sign>=~|!~|!=|==|>=|<=|[-+*/%^=<>(){},])"""

@@ -1,4 +1,4 @@
-"""The dashboards and rules as files: what is committed is what is generated, and Grafana's shape."""
+"""The dashboards and rules as files: those committed are those generated, in Grafana's shape."""
 
 from __future__ import annotations
 
