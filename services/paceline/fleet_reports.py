@@ -100,11 +100,11 @@ class TargetReport:
     explanation: Explanation | None = None
     config_error: str = ""
     pass_ms: float = 0.0
-    kv_cache_usage: float = 0.0
+    kv_cache_usage: float | None = None
     busy_share: float | None = None
     tokens_per_s: float | None = None
     acceptance_rate: float | None = None
-    window: float = 0.0
+    window: float | None = None
     rtt_ms: float | None = None
     speculation_state: str = ""
     breakers: Mapping[str, str] = field(default_factory=dict)
@@ -146,11 +146,11 @@ class TargetReport:
             explanation=read_explanation(values.get("explanation")),
             config_error=values.sentence("config_error"),
             pass_ms=values.number("pass_ms"),
-            kv_cache_usage=values.number("kv_cache_usage"),
+            kv_cache_usage=values.maybe_number("kv_cache_usage"),
             busy_share=values.maybe_number("busy_share"),
             tokens_per_s=values.maybe_number("tokens_per_s"),
             acceptance_rate=values.maybe_number("acceptance_rate"),
-            window=values.number("window"),
+            window=values.maybe_number("window"),
             rtt_ms=values.maybe_number("rtt_ms"),
             speculation_state=values.sentence("speculation_state"),
             breakers=values.words("breakers", MAX_BREAKERS),

@@ -21,6 +21,7 @@ MAX_ERROR_SHARE = 0.05
 MIN_ACCEPTANCE = 0.2
 MAX_KV_USAGE = 0.95
 MAX_STARVATION = 0.5
+MAX_UTILIZATION = 0.9
 
 Q = Query("5m", has_variables=False)
 LONG = Query("10m", has_variables=False)
@@ -102,12 +103,13 @@ FLEET = (
     ),
     Alert(
         "DraftsScarce",
-        f"{Q.gauge(fleet.STARVATION, REPLICA, 'max')} > {MAX_STARVATION:g}",
+        f"{Q.gauge(fleet.STARVATION, REPLICA, 'max')} > {MAX_STARVATION:g} and on ({REPLICA}) "
+        f"{Q.gauge(fleet.UTILIZATION, REPLICA, 'max')} > {MAX_UTILIZATION:g}",
         "10m",
         INFO,
-        "Proposals are missing at {{ $labels.replica }}",
-        "Most of what windows would have brought had not arrived when passes began: more or "
-        "faster drafts, or a shorter way to them, would help.",
+        "The drafts of {{ $labels.replica }} cannot keep up",
+        "They compute nearly all the time, and most of what windows would have brought had not "
+        "arrived when passes began: more drafts would help.",
     ),
 )
 

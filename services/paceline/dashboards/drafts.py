@@ -20,8 +20,8 @@ POOL = Row(
         Panel(
             "Drafts",
             "Draft replicas that report.",
-            (Line(Q.gauge(fleet.DRAFTS, "state"), "{{state}}"),),
-            p.SHORT, "stat", 4, warn=1, bad=1, is_low_bad=True,
+            (Line(Q.gauge(fleet.DRAFTS, state="live"), "drafts"),),
+            p.SHORT, "stat", 4, bad=1, is_low_bad=True,
         ),
         Panel(
             "Sequences",
@@ -157,7 +157,7 @@ LINKS = Row(
         Panel(
             "Breakers",
             "State of each draft's circuit breaker at each target: dark gets nothing.",
-            (Line(Q.select(target.BREAKER_STATE), "{{replica}} - {{draft}} {{state}}"),),
+            (Line(f"{Q.select(target.BREAKER_STATE)} == 1", "{{replica}} - {{draft}} {{state}}"),),
             p.BOOL, "state-timeline", high=1.0,
         ),
         Panel(

@@ -74,7 +74,7 @@ HEALTH = Row(
             "Drafts",
             "Draft replicas that report.",
             (Line(Q.gauge(fleet.DRAFTS, state="live"), "drafts"),),
-            p.SHORT, "stat", 3, warn=1, bad=1, is_low_bad=True,
+            p.SHORT, "stat", 3, bad=1, is_low_bad=True,
         ),
         Panel(
             "Controllers",
@@ -96,8 +96,8 @@ REQUESTS = Row(
         ),
         Panel(
             "HTTP answers",
-            "By status, over all routes.",
-            (Line(Q.per_s(gateway.HTTP_REQUESTS, "status"), "{{status}}"),),
+            "By status, of the routes that generate.",
+            (Line(Q.per_s(gateway.HTTP_REQUESTS, "status", path="~/v1/.*"), "{{status}}"),),
             p.REQUESTS_S, is_stacked=True,
         ),
         Panel(

@@ -216,16 +216,15 @@ def _field_config(panel: Panel) -> Json:
 
 
 def _thresholds(panel: Panel) -> Json:
-    colors = (RED, YELLOW, GREEN) if panel.is_low_bad else (GREEN, YELLOW, RED)
-    bounds = (panel.bad, panel.warn) if panel.is_low_bad else (panel.warn, panel.bad)
-    if panel.warn is None and panel.bad is None:
-        colors = (GREEN, GREEN, GREEN)
-    steps: list[Json] = [{"color": colors[0], "value": None}]
-    steps += [
-        {"color": color, "value": bound}
-        for color, bound in zip(colors[1:], bounds, strict=True)
-        if bound is not None
-    ]
+    """Without a `warn`, or without a `bad`, there is nothing between good and the other."""
+    if panel.is_low_bad:
+        first = RED if panel.bad is not None else YELLOW
+        bounds = ((panel.bad, GREEN if panel.warn is None else YELLOW), (panel.warn, GREEN))
+    else:
+        first = GREEN
+        bounds = ((panel.warn, YELLOW), (panel.bad, RED))
+    steps: list[Json] = [{"color": first, "value": None}]
+    steps += [{"color": color, "value": bound} for bound, color in bounds if bound is not None]
     return {"mode": "absolute", "steps": steps}
 
 

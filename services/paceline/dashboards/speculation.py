@@ -45,7 +45,7 @@ WORTH = Row(
             "Gain",
             "Tokens per second with drafting over those without: as the policy predicts of full "
             "windows, and as its control passes measure it.",
-            (Line(Q.gauge(target.GAIN, "replica, kind", "max"), "{{kind}} {{replica}}"),),
+            (Line(f"{Q.gauge(target.GAIN, 'replica, kind', 'max')} > 0", "{{kind}} {{replica}}"),),
             p.SHORT, width=6, warn=1.05, bad=1.0, is_low_bad=True,
         ),
         Panel(
@@ -69,7 +69,7 @@ WORTH = Row(
             "Does it pay",
             "The breaker that compares drafting with control passes: open means that it loses and "
             "everything rests.",
-            (Line(Q.select(target.SPECULATION_STATE), "{{replica}} {{state}}"),),
+            (Line(f"{Q.select(target.SPECULATION_STATE)} == 1", "{{replica}} {{state}}"),),
             p.BOOL, "state-timeline", 24, high=1.0,
         ),
     ),
@@ -117,7 +117,7 @@ WINDOWS = Row(
                 Line(_by_replica(target.MISSING_TOKENS, target.WANTED_TOKENS), _REPLICA),
                 Line(Q.gauge(fleet.STARVATION, "replica", "max"), "controller: {{replica}}"),
             ),
-            p.RATIO, warn=0.3, high=1.0,
+            p.RATIO, high=1.0,
         ),
         Panel(
             "Lone waits",
