@@ -65,7 +65,7 @@ def _tokens(query: str) -> list[tuple[str, str]]:
 
 def _labels(tokens: list[tuple[str, str]], place: int) -> tuple[set[str], int]:
     _expect(tokens, place, "(")
-    labels = set()
+    labels: set[str] = set()
     for after in range(place + 1, len(tokens)):
         kind, text = tokens[after]
         if text == ")":
