@@ -43,7 +43,7 @@ def _bind_pool(pool: Pool) -> PoolHandles:
         name=f"{CONTROLLER}{pool.suffix}",
         max_ongoing_requests=1000,
         logging_config=logging_config,
-    )(Controller).bind(config.controller, config.logging)
+    )(Controller).bind(config.controller, pool.name, config.logging)
     target = serve.deployment(
         name=f"{TARGETS}{pool.suffix}",
         max_ongoing_requests=1024,

@@ -26,6 +26,7 @@ from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
+from tests.unit.metrics.limits import METRICS_CONSTANTS
 from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -174,6 +175,7 @@ NOT_A_LIMIT: dict[str, str] = {
 CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
     **TRACING_CONSTANTS,
+    **METRICS_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -210,13 +212,8 @@ CONSTANTS: dict[str, str] = {
     "gateway.chat:MAX_TEMPLATE_KWARGS": f"{GATEWAY}/test_tool_limits.py::test_as_many_kwargs",
     "gateway.structured:MAX_GUIDED_CHOICES": f"{GATEWAY}/test_tool_limits.py::test_as_many_choices",
     "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
-    "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
-    "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
     "logs:MAX_MESSAGE_CHARS": "unit/test_logs.py::test_long_messages_are_cut",
-    "gateway.fleet:FLEET_TIMEOUT_S": (
-        f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
-    ),
     "bench.statistics:MAX_SAMPLES": (
         f"{BENCH}/test_statistics.py::test_samples_are_bounded_and_stay_a_fair_sample"
     ),

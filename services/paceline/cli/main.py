@@ -14,6 +14,7 @@ from paceline.cli.bench_orchestration import bench_orchestration
 from paceline.cli.bench_tracing import bench_tracing
 from paceline.cli.chat import chat
 from paceline.cli.console import err, out, print_error, print_rows, progress_display
+from paceline.cli.dashboards import dashboards
 from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.simulate import simulate
@@ -139,6 +140,7 @@ app.command(rich_help_panel=OPERATE)(doctor)
 app.command(rich_help_panel=OPERATE)(top)
 app.command(rich_help_panel=OPERATE)(explain)
 app.command(rich_help_panel=OPERATE)(trace)
+app.command(rich_help_panel=OPERATE)(dashboards)
 
 
 @app.command(rich_help_panel=OPERATE)

@@ -18,6 +18,7 @@ from paceline.draft.autoscaling_stats import autoscaling_stats
 from paceline.draft.driver import DraftDriver
 from paceline.draft.fleet_reporter import FleetReporter
 from paceline.rank_actors import load_replica_engine
+from paceline.ray_metrics import RayExporter
 from paceline.tracing.process import open_tracer
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
@@ -49,6 +50,8 @@ class DraftReplica:
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
         self._reporter = FleetReporter(self._driver.table, self._replica_id, boot_id)
+        model_name = config.gateway.served_model_name
+        self._ray_metrics = RayExporter({"model_name": model_name, "replica": self._replica_id})
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
@@ -61,7 +64,9 @@ class DraftReplica:
         self._heartbeats.start()
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        report = self._reporter.report(self._driver.connected, time.monotonic())
+        now_s = time.monotonic()
+        report = self._reporter.report(self._driver.connected, now_s)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         addresses = await controller.heartbeat_draft.remote(report)
         if not self._driver.table.is_draining:  # it dials nobody any more
             self._driver.set_targets(addresses)

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the routes' annotations as classes.
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from paceline.gateway.docs import add_docs_routes
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
 from paceline.gateway.metrics import CONTENT_TYPE, OTHER
+from paceline.gateway.metrics_page import MetricsPage
 from paceline.gateway.plan import Endpoint
 from paceline.gateway.playground import add_playground_routes
 from paceline.gateway.request_log import log_of
@@ -38,9 +38,10 @@ def build_api(
     service: GatewayService,
     adds_request_id: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
+    metrics_page: MetricsPage | None = None,
 ) -> FastAPI:
     """An ASGI app over one service. `adds_request_id` is False where the server around it already
-    answers with an x-request-id."""
+    answers with an x-request-id. `metrics_page` None: without the fleet's figures."""
     config = service.config
     keyring = Keyring(config.api_keys, config.isolates_prefix_cache, monotonic)
 
@@ -75,6 +76,7 @@ def build_api(
     add_tokenization_routes(app, service)
     _add_model_routes(app, service)
     _add_probe_routes(app, service)
+    _add_metrics_route(app, metrics_page or MetricsPage(service.metrics))
     add_docs_routes(app)
     if config.playground:
         add_playground_routes(app)
@@ -169,6 +171,8 @@ def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
     async def version() -> Json:
         return {"version": paceline.__version__}
 
+
+def _add_metrics_route(app: FastAPI, page: MetricsPage) -> None:
     @app.get(METRICS_PATH)
     async def metrics() -> Response:
-        return Response(await asyncio.to_thread(service.metrics.render), media_type=CONTENT_TYPE)
+        return Response(await page.render(), media_type=CONTENT_TYPE)

@@ -118,6 +118,7 @@ class GatewayService:
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
         # 3, as a choice has one abort at most and so has a prompt.
         self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
+        self.metrics.num_in_progress = lambda: self.room.num_taken
         self._aborts: set[asyncio.Task[None]] = set()
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
@@ -209,6 +210,7 @@ class GatewayService:
                 if attempt is None:
                     raise
                 logger.warning("%s, retry %d", error.code, answer.num_retries + 1)
+                self.metrics.of(plan.model).num_retries += 1
             if attempt.pause_s:
                 await self._sleep(attempt.pause_s)
             answer.begin_try()

@@ -347,8 +347,7 @@ class DraftTable:
     ) -> None:
         """Results of a pass, in the order of `items`. `cycle_us`: since the pass before ended,
         all that rows cost beside the engine's `draft_us` (None: the draft has stood still)."""
-        self.stats.num_passes += bool(items)
-        self.stats.busy_us += draft_us
+        self.stats.end_pass(len(items), draft_us)
         if items and all(len(item.work.token_ids) == 1 for item in items):
             self._budget.learn(len(items), draft_us if cycle_us is None else cycle_us)
         for item, outcome in zip(items, outcomes, strict=True):

@@ -23,6 +23,7 @@ from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.live_config import LiveConfig
 from paceline.rank_actors import load_replica_engine
+from paceline.ray_metrics import RayExporter
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
@@ -60,6 +61,8 @@ class TargetReplica:
         self._replica_id = replica_id
         self._host = config.target.host
         self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
+        model_name = config.gateway.served_model_name
+        self._ray_metrics = RayExporter({"model_name": model_name, "replica": replica_id})
         self._live = LiveConfig(
             serve.get_replica_context().deployment,
             config.speculation,
@@ -90,8 +93,10 @@ class TargetReplica:
         self._reporter.config_error = self._live.error
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        self._reporter.expire(time.monotonic())
-        report = self._reporter.report(self._driver.num_links)
+        now_s = time.monotonic()
+        self._reporter.expire(now_s)
+        report = self._reporter.report(self._driver.num_links, now_s, self._driver.rtt_us)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         answer = await controller.heartbeat_target.remote(report)
         self._reporter.hear(answer, time.monotonic())
 

@@ -329,3 +329,13 @@ class TargetDriver:
     @property
     def num_links(self) -> int:
         return len(self._streams)
+
+    @property
+    def rtt_us(self) -> dict[str, int]:
+        """Least recent round trip by draft replica, of those that have answered a ping."""
+        links = self.scheduler.drafts.pool.links()
+        return {
+            links[link_id].hello.replica_id: stream.clock.rtt_us
+            for link_id, stream in self._streams.items()
+            if stream.clock.rtt_us is not None
+        }

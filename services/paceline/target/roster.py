@@ -16,13 +16,15 @@ from paceline.engine.base import EngineInfo
 from paceline.errors import OverloadedError, RequestError
 from paceline.protocol.link import LinkState
 from paceline.target.sequence import Sequence
+from paceline.target.stats import SchedulerStats
 
 
 class Roster:
     """All sequences of a target, by session id. Both queues are in order of arrival."""
 
-    def __init__(self, info: EngineInfo, config: TargetConfig) -> None:
+    def __init__(self, info: EngineInfo, config: TargetConfig, stats: SchedulerStats) -> None:
         self._config = config
+        self._stats = stats
         self._block_size = info.block_size
         # Kept free when a sequence starts, for what those that run will write.
         self._watermark = int(config.kv_watermark * info.num_blocks)
@@ -115,6 +117,7 @@ class Roster:
         if not self.waiting:  # else those come first
             num_startable = self._num_startable(missing, len(self.running), self.num_free_blocks)
         if self.num_queued + n - num_startable > max_queued:
+            self._stats.num_refused += 1
             raise OverloadedError(
                 f"{self.num_queued} sequences are queued (target.max_queued_seqs)",
                 None,

@@ -20,7 +20,7 @@ from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
 from paceline.target.lone_hold import lone_hold
-from paceline.target.lookahead import lookahead_limits, pass_record, was_foreseen
+from paceline.target.lookahead import lookahead_limits, num_unused, pass_record, was_foreseen
 from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
 from paceline.target.round_clock import NO_TRACES, PassRecord, RoundTracer
@@ -46,7 +46,7 @@ class Scheduler:
         self.policy = LookaheadPolicy(lookahead_limits(speculation))
         self.stats = SchedulerStats()
         self.intake = Intake(info, target, speculation)
-        self._roster = Roster(info, target)
+        self._roster = Roster(info, target, self.stats)
         self._sequences = self._roster.sequences
         self._running = self._roster.running
         self._next_session_id = 1
@@ -145,6 +145,8 @@ class Scheduler:
         if self._is_short and self._running:
             return  # what has just given way must not come back before a pass has been done
         for sequence in self._roster.admit():
+            if not sequence.num_preemptions:
+                self.stats.admit(now_us - sequence.ready_us)
             self.drafts.try_open(sequence, now_us)
 
     def _retire(self, session_id: int) -> None:
@@ -253,19 +255,16 @@ class Scheduler:
 
         `num_free_blocks` is the engine's count after the pass.
         """
-        self.stats.num_passes += 1
-        self.stats.busy_us += times.ended_us - times.started_us
         self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
         num_before = self.stats.num_committed_tokens
         pairs = list(zip(plan.entries, results, strict=True))
         num_rows = [entry.num_computed(result) for entry, result in pairs]
-        self.stats.num_rows += sum(num_rows)
-        record = PassRecord(times, len(pairs), sum(num_rows))
+        done = PassRecord(times, len(pairs), sum(num_rows))
         for entry, result in pairs:
             sequence = self._sequences[entry.session_id]
             sequence.learn(result, entry.cached_len(result))
-            sequence.clock.passed(record)
+            sequence.clock.passed(done)
             self.stats.num_prefix_tokens += result.num_prefix_tokens
             if sequence.is_aborted:
                 self._retire(entry.session_id)
@@ -273,11 +272,13 @@ class Scheduler:
                 self._untold.append(self._commit(entry, result, times))
             else:
                 sequence.session.cancel_verify()  # a prefill that has not got to the end
-        self._admit(times.ended_us)
         num_committed = self.stats.num_committed_tokens - num_before
         idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
         self._busy_until_us = times.ended_us
-        self.policy.end_pass(pass_record(plan, num_rows, num_committed, times, idle_us))
+        record = pass_record(plan, num_rows, num_committed, times, idle_us)
+        self.stats.end_pass(record)
+        self._admit(times.ended_us)
+        self.policy.end_pass(record)
 
     def finish_pass(self, now_us: int = 0) -> list[tuple[int, RoundDelta]]:
         """What requests and drafts are told of a pass, at best while the next one runs: returns
@@ -291,14 +292,14 @@ class Scheduler:
         acceptance = entry.acceptance(result)
         num_draft, accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
         foreseen = was_foreseen(session, num_draft, acceptance)
+        unused = num_unused(session, num_draft, acceptance)
         self.policy.end_round(sequence.lookahead, num_draft, accepted, foreseen)
         delta = session.commit(acceptance)
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
-        num_committed = len(delta.token_ids)
-        self.stats.count_round(delta.num_draft_tokens, delta.num_accepted_tokens, num_committed)
+        self.stats.end_round(delta, sequence.lookahead.cap, unused)
         record = sequence.clock.close(times.ended_us)
         if session.is_finished:
             self.stats.num_finished += 1
@@ -338,6 +339,7 @@ class Scheduler:
                 was_aborted = True
                 self._retire(entry.session_id)
         self._is_short = True
+        self.stats.num_short_plans += 1
         if was_aborted or plan.has_drafts:
             return True
         if len(self._running) < 2:
