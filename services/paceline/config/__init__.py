@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, field_validator, model_validator
 
+from paceline.config.audit import AuditConfig
 from paceline.config.gateway import ApiKeyConfig, GatewayConfig
 from paceline.config.model import ModelConfig
 from paceline.config.names import (
@@ -31,6 +32,7 @@ from paceline.config.speculation import SpeculationConfig
 __all__ = [
     "ApiKeyConfig",
     "AppConfig",
+    "AuditConfig",
     "ControllerConfig",
     "DraftConfig",
     "GatewayConfig",
@@ -55,6 +57,9 @@ class AppConfig(Section):
     rpc: RpcConfig = Field(default_factory=RpcConfig, description="draft <-> target streams")
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
+    )
+    audit: AuditConfig = Field(
+        default_factory=AuditConfig, description="re-runs that check losslessness"
     )
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from paceline import models
-from paceline.config import GatewayConfig, TargetConfig
+from paceline.config import AuditConfig, GatewayConfig, SpeculationConfig, TargetConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.responses import Json
@@ -41,6 +41,7 @@ class PoolHandles:
     target: Any
     controller: Any
     draft: Any = None
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @serve.ingress()
@@ -51,7 +52,12 @@ class Gateway:
     template) is in its own `pools` entry. Controllers are asked for GET /fleet only.
     """
 
-    def __init__(self, config: GatewayConfig, pools: Sequence[PoolHandles]) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        pools: Sequence[PoolHandles],
+        audit: AuditConfig = AuditConfig(),
+    ) -> None:
         self._fleet = FleetView(
             {pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools}
         )
@@ -61,6 +67,7 @@ class Gateway:
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
+            audit=audit,
         )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -80,7 +87,8 @@ def served_models(pool: PoolHandles) -> list[ServedModel]:
     tool_format = None if named == "auto" else ToolFormat(named)
     has_reasoning = {"auto": None, "think": True, "none": False}[config.reasoning_format]
     tokenizer = load_tokenizer(source, config.chat_template, tool_format, has_reasoning)
-    base = ServedModel(name, tokenizer, ServeTargetClient(pool.target), model.max_model_len)
+    targets = ServeTargetClient(pool.target)
+    base = ServedModel(name, tokenizer, targets, model.max_model_len, speculation=pool.speculation)
     adapters = [replace(base, name=a, adapter=a, parent=name) for a in pool.config.adapters]
     return [base, *adapters]
 

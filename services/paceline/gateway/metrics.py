@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from paceline.gateway.assembler import RoundText, Usage
 
@@ -59,6 +60,10 @@ class GatewayMetrics:
         self._codes: set[str] = set()
         families = _Families(self._registry)
         self._models = {name: ModelMetrics(families, name) for name in models}
+
+    def register(self, collector: Collector) -> None:
+        """Somebody else's counts, shown with these."""
+        self._registry.register(collector)
 
     def of(self, model: str) -> ModelMetrics:
         return self._models[model]

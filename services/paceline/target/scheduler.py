@@ -86,7 +86,8 @@ class Scheduler:
         prompt_len = len(request.prompt_token_ids)
         lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
+        num_shared = self._intake.num_shared_tokens(request)
+        self._roster.check_room(lengths, num_shared, request.is_background)
         first_session_id = self._next_session_id
         group = self._intake.sequences(request, first_session_id, now_us)
         for sequence in group:
@@ -108,15 +109,17 @@ class Scheduler:
         return True
 
     def expire(self, now_us: int) -> list[Ending]:
-        """End the requests that have waited `target.max_queue_s` and never had a place.
+        """End the requests that have waited `target.max_queue_s` and never had a place, and name
+        those in the background that must give way: the caller aborts these.
 
-        Who has begun and lost its KV is not among them. May be called amid a pass.
+        Who has begun and lost its KV is not overdue. May be called amid a pass.
         """
         overdue = self._roster.overdue(now_us)
         for session_id in overdue:
             self.stats.num_queue_timeouts += 1
             self._retire(session_id)
-        return [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        ended: list[Ending] = [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        return ended + [(i, endings.no_place()) for i in self._roster.giving_way()]
 
     def set_speculation(self, speculation: SpeculationConfig) -> None:
         """The configuration has changed; requests in progress follow."""
