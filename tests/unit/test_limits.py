@@ -65,6 +65,10 @@ LIMITS: dict[str, str] = {
     "gateway.api_keys.max_requests_per_minute": (
         f"{GATEWAY}/test_auth.py::test_bucket_at_its_borders"
     ),
+    "audit.max_tokens": f"{GATEWAY}/test_audit.py::test_only_so_many_tokens",
+    "audit.max_prompt_tokens": f"{GATEWAY}/test_audit.py::test_a_prompt_at_the_limit",
+    "audit.max_pending": f"{GATEWAY}/test_audit.py::test_so_many_wait_and_no_more",
+    "audit.max_load": f"{GATEWAY}/test_audit.py::test_it_waits_while_the_gateway_is_busy",
     "models": "unit/test_pools.py::test_models_and_adapters_are_bounded",
     "target.adapters": "unit/test_pools.py::test_models_and_adapters_are_bounded",
     "target.max_num_seqs": f"{TARGET}/test_scheduler.py::test_first_in_first_out",
@@ -142,6 +146,9 @@ NOT_A_LIMIT: dict[str, str] = {
     **dict.fromkeys(("gateway.chat_template", "models.chat_template"), "name"),
     **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
     **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
+    "audit.sample_ratio": "share",
+    **dict.fromkeys(("audit.tie_tolerance", "audit.law_tolerance"), "tolerance"),
+    "audit.false_alarm_rate": "level",
     "target.alive_interval_s": "pace",
     "target.host": "address",
     "target.port_min": "address",
@@ -213,6 +220,7 @@ CONSTANTS: dict[str, str] = {
     "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
     "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
     "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
+    "gateway.audit:MAX_TIES": f"{GATEWAY}/test_audit.py::test_ties_end",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
     "gateway.fleet:FLEET_TIMEOUT_S": (
         f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
