@@ -26,6 +26,7 @@ from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
+from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 
 TESTS = Path(__file__).resolve().parents[1]
 HERE = "unit/test_limits.py"
@@ -35,6 +36,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 
 # field -> file under tests/ and the function in it. `model.*` stands for both models.
 LIMITS: dict[str, str] = {
+    **AUDIT_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -65,10 +67,6 @@ LIMITS: dict[str, str] = {
     "gateway.api_keys.max_requests_per_minute": (
         f"{GATEWAY}/test_auth.py::test_bucket_at_its_borders"
     ),
-    "audit.max_tokens": f"{GATEWAY}/test_audit.py::test_only_so_many_tokens",
-    "audit.max_prompt_tokens": f"{GATEWAY}/test_audit.py::test_a_prompt_at_the_limit",
-    "audit.max_pending": f"{GATEWAY}/test_audit.py::test_so_many_wait_and_no_more",
-    "audit.max_load": f"{GATEWAY}/test_audit.py::test_it_waits_while_the_gateway_is_busy",
     "models": "unit/test_pools.py::test_models_and_adapters_are_bounded",
     "target.adapters": "unit/test_pools.py::test_models_and_adapters_are_bounded",
     "target.max_num_seqs": f"{TARGET}/test_scheduler.py::test_first_in_first_out",
@@ -135,6 +133,7 @@ LIMITS: dict[str, str] = {
 }
 
 NOT_A_LIMIT: dict[str, str] = {
+    **AUDIT_NO_LIMITS,
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
@@ -146,16 +145,9 @@ NOT_A_LIMIT: dict[str, str] = {
     **dict.fromkeys(("gateway.chat_template", "models.chat_template"), "name"),
     **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
     **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
-    "audit.sample_ratio": "share",
-    **dict.fromkeys(("audit.tie_tolerance", "audit.law_tolerance"), "tolerance"),
-    "audit.false_alarm_rate": "level",
     "target.alive_interval_s": "pace",
-    "target.host": "address",
-    "target.port_min": "address",
-    "target.port_max": "address",
-    "speculation.method": "switch",
-    "speculation.mode": "switch",
-    "speculation.lookahead": "switch",
+    **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
+    **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -182,6 +174,7 @@ NOT_A_LIMIT: dict[str, str] = {
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
+    **AUDIT_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -220,7 +213,6 @@ CONSTANTS: dict[str, str] = {
     "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
     "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
     "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
-    "gateway.audit:MAX_TIES": f"{GATEWAY}/test_audit.py::test_ties_end",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
     "gateway.fleet:FLEET_TIMEOUT_S": (
         f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
