@@ -28,7 +28,6 @@ from paceline.gateway.plan import Endpoint
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
-from paceline.models import TOY_EOS_TOKEN_ID, TOY_VOCAB_SIZE
 from paceline.sampling.noise import Purpose
 from paceline.sampling.sparse_probs import SparseProbs
 from paceline.target.driver import TargetDriver
@@ -36,8 +35,10 @@ from paceline.target.intake import living_outputs
 from paceline.testing.loopback import Loopback
 from tests.rpc import fleet
 
+# Fewer ids than the tokenizer has, for speed; the last one ends a text.
+VOCAB_SIZE = 48
 INFO = EngineInfo(
-    "toy", TOY_VOCAB_SIZE, 512, 16, 512, tokenizer_hash="toy", eos_token_ids=(TOY_EOS_TOKEN_ID,)
+    "toy", VOCAB_SIZE, 512, 16, 512, tokenizer_hash="toy", eos_token_ids=(VOCAB_SIZE - 1,)
 )
 FLOAT32_TIES = 0.001
 
@@ -87,7 +88,7 @@ class OffByOne(ToyEngine):
 
 class Rounding(ToyEngine):
     """The two likeliest ids of a row are nearly equal, and which is ahead depends on how many rows
-    the pass has: what rounding does, only far more often."""
+    are sampled: what rounding does, only far more often."""
 
     def __init__(self, info: EngineInfo, error: float) -> None:
         super().__init__(info)
@@ -95,7 +96,7 @@ class Rounding(ToyEngine):
         self._is_wide = False
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
-        self._is_wide = sum(len(item.token_ids) for item in items) > 1
+        self._is_wide = any(item.num_samples > 1 for item in items)
         return super().step(items)
 
     def _logits(self, state: int) -> list[float]:
@@ -209,7 +210,7 @@ class World:
     async def ask(self, **fields: Any) -> list[int]:
         """One request to its end; the tokens of choice 0."""
         self.num_requests += 1
-        prompt = [self._random.randrange(256) for _ in range(6)]
+        prompt = [self._random.randrange(VOCAB_SIZE) for _ in range(6)]
         given = {"prompt": prompt, "max_tokens": 32} | fields
         body = CompletionBody.model_validate({"model": "toy", **given})
         with self.service.places(body):
