@@ -32,7 +32,7 @@ def build_app(config: AppConfig) -> Application:
         **_HEALTH,
     )(Gateway)
     pools = [_bind_pool(pool) for pool in config.pools]
-    return gateway.bind(config.gateway, pools, config.tracing, config.logging)
+    return gateway.bind(config.gateway, pools, config.audit, config.tracing, config.logging)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:
@@ -59,7 +59,7 @@ def _bind_pool(pool: Pool) -> PoolHandles:
             logging_config=logging_config,
             **_HEALTH,
         )(DraftReplica).bind(config, controller)
-    return PoolHandles(config.gateway, config.target, target, controller, draft)
+    return PoolHandles(config.gateway, config.target, target, controller, draft, config.speculation)
 
 
 def _serve_logging(config: LoggingConfig) -> dict[str, str] | None:

@@ -62,6 +62,8 @@ class GenerateRequest:
     `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
     `http_request_id`: what the client's side calls the request (x-request-id), for log lines only:
     unlike `request_id` it need not be unique.
+    `is_background`: no client waits for it. A target takes it only if it can start at once, and
+    ends it (429, `no_place`) as soon as another request has to wait.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -80,6 +82,7 @@ class GenerateRequest:
     adapter: str = ""
     traceparent: str = ""
     http_request_id: str = ""
+    is_background: bool = False
 
     @property
     def trace_id(self) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from paceline.gateway.assembler import RoundText, Usage
@@ -63,6 +64,10 @@ class GatewayMetrics:
         self._limits: dict[str, float] = {}
         families = _Families(self._registry)
         self._models = {name: ModelMetrics(families, name) for name in models}
+
+    def register(self, collector: Collector) -> None:
+        """Somebody else's counts, shown with these."""
+        self._registry.register(collector)
 
     def of(self, model: str) -> ModelMetrics:
         return self._models[model]

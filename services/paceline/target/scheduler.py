@@ -86,16 +86,16 @@ class Scheduler:
     ) -> int:
         """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
 
-        Raises `ContextLengthError` / `RequestError` for what can never run here and
-        `OverloadedError` when `target.max_queued_seqs` wait already. Nothing was started then.
-        `is_checked`: `intake.check` has passed it.
+        Raises what `intake.check` does, unless `is_checked`, and `OverloadedError` when
+        `target.max_queued_seqs` wait already. Nothing was started then.
         """
         if not is_checked:
             self.intake.check(request)
         prompt_len = len(request.prompt_token_ids)
         lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        self._roster.check_room(lengths, self.intake.num_shared_tokens(request))
+        num_shared = self.intake.num_shared_tokens(request)
+        self._roster.check_room(lengths, num_shared, request.is_background)
         first_session_id = self._next_session_id
         group = self.intake.sequences(request, first_session_id, now_us, traces)
         for sequence in group:
@@ -117,15 +117,15 @@ class Scheduler:
         return True
 
     def expire(self, now_us: int) -> list[Ending]:
-        """End the requests that have waited `target.max_queue_s` and never had a place.
-
-        Who has begun and lost its KV is not among them. May be called amid a pass.
-        """
+        """End the requests that have waited `target.max_queue_s` and never had a place (who has
+        begun and lost its KV is not among them), and name those in the background that must give
+        way: the caller aborts these. May be called amid a pass."""
         overdue = self._roster.overdue(now_us)
         for session_id in overdue:
             self.stats.num_queue_timeouts += 1
             self._retire(session_id)
-        return [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        ended: list[Ending] = [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        return ended + [(i, endings.no_place()) for i in self._roster.giving_way()]
 
     def set_speculation(self, speculation: SpeculationConfig) -> None:
         """The configuration has changed; requests in progress follow."""

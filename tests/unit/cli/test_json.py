@@ -140,7 +140,8 @@ def test_commands_are_in_panels() -> None:
     commands: Any = get_command(app).commands  # type: ignore[attr-defined]
     visible = {name for name, command in commands.items() if not command.hidden}
     assert visible == {
-        "serve", "models", "chat", "demo", "bench", "simulate", "doctor", "top", "explain", "dashboards", "trace",
+        "serve", "models", "chat", "demo", "bench", "simulate", "doctor", "top", "explain",
+        "dashboards", "trace",
         "key", "certs", "version",
     }  # fmt: skip
     assert {"config-table", "api-table"} <= set(commands)

@@ -193,6 +193,7 @@ async def test_labels_are_bounded(harness: Any) -> None:
         "paceline:http_requests_total{/health,405}": 50,
         "paceline:http_requests_total{/v1/completions,404}": 1,
         "paceline:refused_total{model_not_found}": 52,
+        "paceline_audit_e_value": 1,
     }
 
 
