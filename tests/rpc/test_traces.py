@@ -76,9 +76,9 @@ async def test_parent_links_are_complete_over_all_three() -> None:
 async def test_a_draft_works_for_the_round_that_it_knows_to_be_open() -> None:
     collector, _, _ = await one_traced(**WAITING)
     rounds = {span.span_id: span for span in collector.named("round")}
-    drafted = collector.named(*DRAFT_SPANS)
-    assert len({span.parent_id for span in drafted}) > 5
-    for span in drafted:
+    for name in DRAFT_SPANS:
+        assert len({span.parent_id for span in collector.named(name)}) > 3, name
+    for span in collector.named(*DRAFT_SPANS):
         # Two clocks meet here, each known to within a round trip of a ping.
         assert span.begin > rounds[span.parent_id].begin - 5 * MS
 
