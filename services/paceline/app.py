@@ -26,7 +26,7 @@ _DRAFT_STOP_S = 10
 def build_app(config: AppConfig) -> Application:
     """The whole service. With `speculation.method: off` no draft replica is deployed."""
     gateway = serve.deployment(name=GATEWAY, max_ongoing_requests=1024, **_HEALTH)(Gateway)
-    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools])
+    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools], config.tracing)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:

@@ -117,7 +117,9 @@ class RoundDelta:
     then `finish_reason` is set; it is set in exactly one delta of a choice, its last. An EOS that
     ended the sequence is in `token_ids` (it counts as usage; the gateway writes no text for it).
     `num_draft_tokens` were proposed *and* verified; `num_speculative_tokens` is the cap (K) in
-    force. Times are milliseconds of this round, 0 when the stage did not happen.
+    force. A round lasts from the end of the round before (the first: from when the target got the
+    request) to the end of its pass: `wall_ms`. Each instant of it is in one of the eight others
+    (see `round_times`), so they add up; 0 when the stage did not happen or was hidden by a later.
     """
 
     round: int
@@ -126,10 +128,15 @@ class RoundDelta:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_speculative_tokens: int = 0
+    wall_ms: float = 0.0
     draft_ms: float = 0.0
-    wire_ms: float = 0.0
+    wire_out_ms: float = 0.0
+    window_ms: float = 0.0
     queue_ms: float = 0.0
     verify_ms: float = 0.0
+    sample_ms: float = 0.0
+    wire_back_ms: float = 0.0
+    rewind_ms: float = 0.0
     finish_reason: FinishReason | None = None
     choice: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -22,6 +22,7 @@ from paceline.config.names import (
     check_model_name,
     deployment_suffix,
 )
+from paceline.config.observability import TracingConfig
 from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
@@ -40,6 +41,7 @@ __all__ = [
     "RpcConfig",
     "SpeculationConfig",
     "TargetConfig",
+    "TracingConfig",
 ]
 
 
@@ -55,6 +57,9 @@ class AppConfig(Section):
     rpc: RpcConfig = Field(default_factory=RpcConfig, description="draft <-> target streams")
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
+    )
+    tracing: TracingConfig = Field(
+        default_factory=TracingConfig, description="spans of requests and rounds"
     )
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,

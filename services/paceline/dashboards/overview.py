@@ -10,7 +10,7 @@ from paceline.metrics import fleet_catalog as fleet
 from paceline.metrics import gateway_catalog as gateway
 from paceline.metrics import target_catalog as target
 from paceline.metrics.metric import Metric, Role
-from paceline.metrics.process import SPANS_DROPPED
+from paceline.metrics.process import SPANS, SPANS_DROPPED
 
 Q = Query()
 
@@ -229,15 +229,22 @@ TARGETS = Row(
         ),
         Panel(
             "Trouble",
-            "Texts that gave their KV back, failed passes, replicas that fell silent, spans that "
-            "were dropped.",
+            "Texts that gave their KV back, failed passes, replicas that fell silent.",
             (
                 Line(Q.per_s(target.PREEMPTIONS), "preemptions"),
                 Line(Q.per_s(target.FAILED_PASSES), "failed passes"),
                 Line(Q.per_s(fleet.TARGETS_LOST), "targets lost"),
-                Line(Q.per_s(SPANS_DROPPED[Role.GATEWAY]), "spans dropped"),
             ),
             p.OPS_S, width=6, warn=0.01,
+        ),
+        Panel(
+            "Tracing",
+            "Spans handed to exporters, and those that were dropped; none while tracing is off.",
+            (
+                Line(Q.per_s(SPANS[Role.GATEWAY]), "spans"),
+                Line(Q.per_s(SPANS_DROPPED[Role.GATEWAY]), "dropped"),
+            ),
+            p.OPS_S, width=12,
         ),
     ),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """DraftReplica: a `DraftDriver` inside a Serve replica; dials the targets it is assigned."""
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -17,6 +18,7 @@ from paceline.draft.driver import DraftDriver
 from paceline.draft.fleet_reporter import FleetReporter
 from paceline.rank_actors import load_replica_engine
 from paceline.ray_metrics import RayExporter
+from paceline.tracing.process import open_tracer
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
 # exactness.
@@ -35,8 +37,13 @@ class DraftReplica:
         self._replica_id = serve.get_replica_context().replica_tag
         self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
         self._parts.push_async_callback(self._engine.stop)
+        tracer = open_tracer(
+            config.tracing, "paceline-draft", {"service.instance.id": self._replica_id}
+        )
+        if tracer is not None:
+            self._parts.push_async_callback(asyncio.to_thread, tracer.close)
         self._driver = DraftDriver(
-            self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id
+            self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id, tracer
         )
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)

@@ -5,6 +5,7 @@ Wires and starts; decides nothing.
 
 # No `from __future__ import annotations` here: Serve looks at constructor annotations as classes.
 
+import asyncio
 import logging
 import secrets
 import time
@@ -20,16 +21,18 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from paceline import models
-from paceline.config import GatewayConfig, TargetConfig
+from paceline.config import GatewayConfig, TargetConfig, TracingConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.metrics_page import MetricsPage
 from paceline.gateway.responses import Json
 from paceline.gateway.service import GatewayService, ServedModel
+from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
 from paceline.gateway.tools import ToolFormat
 from paceline.ray_metrics import RayExporter
+from paceline.tracing.process import open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,11 @@ class Gateway:
     template) is in its own `pools` entry. Controllers are asked for GET /fleet only.
     """
 
-    def __init__(self, config: GatewayConfig, pools: Sequence[PoolHandles]) -> None:
+    def __init__(
+        self, config: GatewayConfig, pools: Sequence[PoolHandles], tracing: TracingConfig
+    ) -> None:
+        replica_id = serve.get_replica_context().replica_tag
+        self._tracer = open_tracer(tracing, "paceline-gateway", {"service.instance.id": replica_id})
         clients = {
             pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools
         }
@@ -65,10 +72,10 @@ class Gateway:
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
+            tracer=None if self._tracer is None else GatewayTracer(self._tracer, tracing),
         )
-        replica = serve.get_replica_context().replica_tag
-        self._page = MetricsPage(self._service.metrics, replica, clients)
-        self._ray_metrics = RayExporter({"replica": replica})
+        self._page = MetricsPage(self._service.metrics, replica_id, clients)
+        self._ray_metrics = RayExporter({"replica": replica_id})
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own HTTP server puts x-request-id on every answer.
@@ -83,6 +90,10 @@ class Gateway:
 
         app.router.lifespan_context = exporting
         return app
+
+    async def __del__(self) -> None:
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
 def served_models(pool: PoolHandles) -> list[ServedModel]:

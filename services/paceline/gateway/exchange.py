@@ -9,18 +9,27 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import RequestError
+from paceline.gateway.assembler import RoundText
 from paceline.gateway.auth import Caller, caller_of
-from paceline.gateway.http import beside, read_body, send_json, trace_of, until_disconnect
+from paceline.gateway.http import (
+    beside,
+    internal_error,
+    read_body,
+    send_json,
+    trace_of,
+    until_disconnect,
+)
 from paceline.gateway.keepalive import EventStream
 from paceline.gateway.openai import GenerationBody, parse_body
 from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
+from paceline.gateway.spans import RequestSpan
 from paceline.gateway.sse import ChunkBuilder
 
 # A longer body takes milliseconds to parse: not on the event loop.
@@ -36,8 +45,26 @@ class Exchange(Response):
         self._endpoint = endpoint
         self._request = request
         self._arrived_s = service.monotonic()
+        self._span = RequestSpan(service.tracer, trace_of(request.scope), endpoint, self._arrived_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: Exception | None = None
+        try:
+            await self._exchange(scope, receive, send)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._end_span(failure)
+
+    def _end_span(self, failure: Exception | None) -> None:
+        has_left = isinstance(failure, ClientDisconnect)
+        error = failure if isinstance(failure, RequestError) else None
+        if failure is not None and error is None and not has_left:
+            error = internal_error()
+        self._span.end(self._service.monotonic(), error, has_left)
+
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
         caller = caller_of(scope)
         timeout = asyncio.timeout(config.request_timeout_s)
@@ -69,7 +96,8 @@ class Exchange(Response):
 
     async def _answer(self, body: GenerationBody, caller: Caller, send: Send) -> None:
         plan = await self._service.plan(self._endpoint, body)
-        plan = plan.salted(caller.cache_salt).traced(trace_of(self._request.scope).traceparent)
+        plan = plan.salted(caller.cache_salt).traced(self._span.traceparent)
+        self._span.plan = plan
         if plan.is_stream:
             service = self._service
             stream = EventStream(
@@ -82,20 +110,27 @@ class Exchange(Response):
     async def _answer_whole(self, plan: Plan, send: Send) -> None:
         created = self._service.now_s()
         answer = self._service.answer(plan)
+        self._span.usage = answer.usage
         async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
-            items = [item async for item in rounds]
+            items = [self._watch(item) async for item in rounds]
         if plan.has_logprobs:  # so large a body is not for the event loop
             body = await asyncio.to_thread(whole_body, plan, created, items, answer.usage)
         else:
             body = whole_body(plan, created, items, answer.usage)
         await send_json(send, body)
 
+    def _watch(self, item: RoundText) -> RoundText:
+        self._span.receive(item, self._service.monotonic())
+        return item
+
     async def _answer_stream(self, plan: Plan, stream: EventStream) -> None:
         chunks = ChunkBuilder(plan, self._service.now_s())
         answer = self._service.answer(plan)
+        self._span.usage = answer.usage
         opening = chunks.begin()
         async with aclosing(self._service.rounds(plan, answer, self._arrived_s)) as rounds:
             async for item in rounds:
+                self._watch(item)
                 # The status waits for the first round, or for the first comment when that takes
                 # long: until then an error is a real 4xx or 5xx.
                 if item.prompt_entries:

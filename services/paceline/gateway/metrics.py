@@ -26,7 +26,7 @@ from paceline.metrics.gateway_catalog import (
     VLLM,
 )
 from paceline.metrics.metric import Kind, Metric, Role
-from paceline.metrics.process import COUNTERS
+from paceline.metrics.process import COUNTS
 from paceline.metrics.snapshot import Snapshot
 from paceline.metrics.target_catalog import MAX_POSITION
 
@@ -95,7 +95,7 @@ class GatewayMetrics:
         snapshot.put_each(gateway_catalog.LIMITS_HIT, self._limits)
         for name, model in self._models.items():
             snapshot.put(gateway_catalog.RETRIES, model.num_retries, name)
-        COUNTERS.fill(snapshot)
+        COUNTS.fill(snapshot)
         return snapshot
 
 

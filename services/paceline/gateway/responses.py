@@ -77,10 +77,15 @@ def _round_body(delta: RoundDelta) -> Json:
         "num_speculative_tokens": delta.num_speculative_tokens,
         "proposed": delta.num_draft_tokens,
         "accepted": delta.num_accepted_tokens,
+        "wall_ms": round(delta.wall_ms, 3),
         "draft_ms": round(delta.draft_ms, 3),
-        "wire_ms": round(delta.wire_ms, 3),
+        "wire_ms": round(delta.wire_out_ms, 3),
+        "window_ms": round(delta.window_ms, 3),
         "queue_ms": round(delta.queue_ms, 3),
         "verify_ms": round(delta.verify_ms, 3),
+        "sample_ms": round(delta.sample_ms, 3),
+        "wire_back_ms": round(delta.wire_back_ms, 3),
+        "rewind_ms": round(delta.rewind_ms, 3),
     }
 
 

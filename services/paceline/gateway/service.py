@@ -33,6 +33,7 @@ from paceline.gateway.plan import (
     check_num_choices,
     model_not_found,
 )
+from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.tokenizer import Tokenizer
 from paceline.gateway.trace import trace_id_of
 from paceline.generation import GenerateRequest, RoundDelta
@@ -95,6 +96,7 @@ class GatewayService:
         random_seed: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        tracer: GatewayTracer | None = None,
     ) -> None:
         self.config = config
         self.models = {model.name: model for model in models}
@@ -110,6 +112,7 @@ class GatewayService:
         self._random_seed = random_seed
         self._sleep = sleep
         self.monotonic = monotonic
+        self.tracer = tracer
         self.metrics = GatewayMetrics(self.models)
         # Choices and aborts under way: a request for n choices counts n, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times

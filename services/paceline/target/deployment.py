@@ -1,5 +1,6 @@
 """TargetReplica: a `TargetDriver` inside a Serve replica, reporting to the Controller."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -24,6 +25,7 @@ from paceline.ray_metrics import RayExporter
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
+from paceline.tracing.process import open_tracer
 
 logger = logging.getLogger("ray.serve")
 
@@ -46,7 +48,10 @@ class TargetReplica:
             adapters=config.target.adapters,
         )
         self._parts.push_async_callback(self._engine.stop)
-        self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
+        tracer = open_tracer(config.tracing, "paceline-target", {"service.instance.id": replica_id})
+        if tracer is not None:
+            self._parts.push_async_callback(asyncio.to_thread, tracer.close)
+        self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id, tracer)
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
         self._replica_id = replica_id

@@ -8,8 +8,8 @@ its driver runs the engine and moves messages. Time is an argument (monotonic mi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepResult
@@ -23,6 +23,7 @@ from paceline.target.lone_hold import lone_hold
 from paceline.target.lookahead import lookahead_limits, num_unused, pass_record, was_foreseen
 from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
+from paceline.target.round_clock import NO_TRACES, PassRecord, RoundTracer
 from paceline.target.sequence import PassTimes, Sequence
 from paceline.target.stats import SchedulerStats
 
@@ -76,7 +77,9 @@ class Scheduler:
     def running_sequences(self) -> list[Sequence]:
         return [self._sequences[session_id] for session_id in self._running]
 
-    def add(self, request: GenerateRequest, now_us: int) -> int:
+    def add(
+        self, request: GenerateRequest, now_us: int, traces: Mapping[int, RoundTracer] = NO_TRACES
+    ) -> int:
         """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
 
         Raises `ContextLengthError` / `RequestError` for what can never run here and
@@ -88,7 +91,7 @@ class Scheduler:
         # Before anything is built: that takes milliseconds for a long prompt.
         self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
         first_session_id = self._next_session_id
-        group = self._intake.sequences(request, first_session_id, now_us)
+        group = self._intake.sequences(request, first_session_id, now_us, traces)
         for sequence in group:
             self.policy.add(sequence.lookahead)
         self._roster.enqueue(group)
@@ -186,6 +189,8 @@ class Scheduler:
         was_held = bool(sequence.hold_until_us)
         until_us = lone_hold(sequence, self.policy.lone, now_us)
         self.stats.num_holds += until_us is not None and not was_held
+        if was_held and until_us is None:
+            sequence.clock.ready_us = now_us
         return until_us
 
     def _decode_entries(
@@ -236,22 +241,14 @@ class Scheduler:
         return make_entry(sequence, start, max_rows, draft)
 
     def end_pass(
-        self,
-        plan: PassPlan,
-        results: Seq[StepResult],
-        times: PassTimes,
-        num_free_blocks: int,
+        self, plan: PassPlan, results: Seq[StepResult], times: PassTimes, num_free_blocks: int
     ) -> list[tuple[int, RoundDelta]]:
         """`commit_pass` and `finish_pass`."""
         self.commit_pass(plan, results, times, num_free_blocks)
-        return self.finish_pass()
+        return self.finish_pass(times.ended_us)
 
     def commit_pass(
-        self,
-        plan: PassPlan,
-        results: Seq[StepResult],
-        times: PassTimes,
-        num_free_blocks: int,
+        self, plan: PassPlan, results: Seq[StepResult], times: PassTimes, num_free_blocks: int
     ) -> None:
         """Commit a pass: what the next plan needs. `finish_pass` must follow before another.
 
@@ -259,11 +256,14 @@ class Scheduler:
         """
         self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
-        num_before, num_rows = self.stats.num_committed_tokens, []
-        for entry, result in zip(plan.entries, results, strict=True):
+        num_before = self.stats.num_committed_tokens
+        pairs = list(zip(plan.entries, results, strict=True))
+        num_rows = [entry.num_computed(result) for entry, result in pairs]
+        record = PassRecord(times, len(pairs), sum(num_rows))
+        for entry, result in pairs:
             sequence = self._sequences[entry.session_id]
             sequence.learn(result, entry.cached_len(result))
-            num_rows.append(entry.num_computed(result))
+            sequence.clock.passed(record)
             self.stats.num_prefix_tokens += result.num_prefix_tokens
             if sequence.is_aborted:
                 self._retire(entry.session_id)
@@ -274,16 +274,16 @@ class Scheduler:
         num_committed = self.stats.num_committed_tokens - num_before
         idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
         self._busy_until_us = times.ended_us
-        record = pass_record(plan, num_rows, num_committed, times, idle_us)
-        self.stats.end_pass(record)
+        done = pass_record(plan, num_rows, num_committed, times, idle_us)
+        self.stats.end_pass(done)
         self._admit(times.ended_us)
-        self.policy.end_pass(record)
+        self.policy.end_pass(done)
 
-    def finish_pass(self) -> list[tuple[int, RoundDelta]]:
+    def finish_pass(self, now_us: int = 0) -> list[tuple[int, RoundDelta]]:
         """What requests and drafts are told of a pass, at best while the next one runs: returns
-        each sequence's delta; verdicts are in the drafts' outboxes."""
+        each sequence's delta; verdicts are in the drafts' outboxes, sent at `now_us`."""
         untold, self._untold = self._untold, []
-        return [(each.sequence.session.session_id, self._tell(each)) for each in untold]
+        return [(each.sequence.session.session_id, self._tell(each, now_us)) for each in untold]
 
     def _commit(self, entry: PassEntry, result: StepResult, times: PassTimes) -> Round:
         sequence = self._sequences[entry.session_id]
@@ -299,22 +299,29 @@ class Scheduler:
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
         self.stats.end_round(delta, sequence.lookahead.cap, unused)
+        record = sequence.clock.close(times.ended_us)
         if session.is_finished:
             self.stats.num_finished += 1
             self._retire(entry.session_id)
-        return Round(sequence, delta, times, result.logprobs)
+        return Round(sequence, delta, record, result.logprobs)
 
-    def _tell(self, told: Round) -> RoundDelta:
-        sequence, delta, times = told.sequence, told.delta, told.times
+    def _tell(self, told: Round, now_us: int) -> RoundDelta:
+        sequence, delta, record = told.sequence, told.delta, told.record
         session = sequence.session
         if session.is_attached and not session.is_finished:
             sequence.allow(self.policy.grant(sequence.lookahead))
             verdict = session.due_verdict(delta)
             if verdict is not None:
-                verdict = replace(verdict, verify_us=times.ended_us - times.started_us)
+                times = record.passes[-1][1].times
+                verdict = sequence.stamped(verdict, now_us, times.ended_us - times.started_us)
             self.drafts.send_verdict(sequence, verdict)
         start = session.committed_len - len(delta.token_ids)
-        return sequence.to_round(delta, start, times, told.logprobs)
+        round_delta = sequence.to_round(delta, start, record, told.logprobs)
+        if sequence.trace is not None:
+            link = self.drafts.pool.get(sequence.draft_id)
+            record.describe(session, "" if link is None else link.hello.replica_id)
+            sequence.trace.end_round(record, round_delta)
+        return round_delta
 
     def make_room(self, plan: PassPlan) -> bool:
         """The engine raised `OutOfBlocks` and did nothing; True when the next plan asks for less.
@@ -374,7 +381,6 @@ class Scheduler:
         self._roster.drop_cache(sequence)
         self.drafts.suspend(sequence)
         sequence.session.empty_window()
-        sequence.arrivals.clear()
 
     def break_pass(self, plan: PassPlan) -> list[Ending]:
         """The engine broke under this pass for good: everybody ends here.
