@@ -26,7 +26,8 @@ _DRAFT_STOP_S = 10
 def build_app(config: AppConfig) -> Application:
     """The whole service. With `speculation.method: off` no draft replica is deployed."""
     gateway = serve.deployment(name=GATEWAY, max_ongoing_requests=1024, **_HEALTH)(Gateway)
-    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools], config.tracing)
+    pools = [_bind_pool(pool) for pool in config.pools]
+    return gateway.bind(config.gateway, pools, config.tracing, config.audit)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:
@@ -48,4 +49,4 @@ def _bind_pool(pool: Pool) -> PoolHandles:
             graceful_shutdown_timeout_s=config.draft.drain_timeout_s + _DRAFT_STOP_S,
             **_HEALTH,
         )(DraftReplica).bind(config, controller)
-    return PoolHandles(config.gateway, config.target, target, controller, draft)
+    return PoolHandles(config.gateway, config.target, target, controller, draft, config.speculation)

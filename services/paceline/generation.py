@@ -60,6 +60,8 @@ class GenerateRequest:
     `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
     `adapter`: the LoRA adapter of the target's model to apply; empty: the model itself.
     `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
+    `is_background`: no client waits for it. A target takes it only if it can start at once, and
+    ends it (429, `no_place`) as soon as another request has to wait.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
     """
 
@@ -77,6 +79,7 @@ class GenerateRequest:
     cache_salt: int = 0
     adapter: str = ""
     traceparent: str = ""
+    is_background: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
+from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.metrics.limits import METRICS_CONSTANTS
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -36,6 +37,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 
 # field -> file under tests/ and the function in it. `model.*` stands for both models.
 LIMITS: dict[str, str] = {
+    **AUDIT_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -132,6 +134,7 @@ LIMITS: dict[str, str] = {
 }
 
 NOT_A_LIMIT: dict[str, str] = {
+    **AUDIT_NO_LIMITS,
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
@@ -144,12 +147,8 @@ NOT_A_LIMIT: dict[str, str] = {
     **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
     **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
     "target.alive_interval_s": "pace",
-    "target.host": "address",
-    "target.port_min": "address",
-    "target.port_max": "address",
-    "speculation.method": "switch",
-    "speculation.mode": "switch",
-    "speculation.lookahead": "switch",
+    **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
+    **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -177,6 +176,7 @@ NOT_A_LIMIT: dict[str, str] = {
 CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
     **METRICS_CONSTANTS,
+    **AUDIT_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),

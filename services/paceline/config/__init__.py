@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import Field, field_validator, model_validator
 
+from paceline.config.audit import AuditConfig
 from paceline.config.gateway import ApiKeyConfig, GatewayConfig
 from paceline.config.model import ModelConfig
 from paceline.config.names import (
@@ -32,6 +33,7 @@ from paceline.config.speculation import SpeculationConfig
 __all__ = [
     "ApiKeyConfig",
     "AppConfig",
+    "AuditConfig",
     "ControllerConfig",
     "DraftConfig",
     "GatewayConfig",
@@ -60,6 +62,9 @@ class AppConfig(Section):
     )
     tracing: TracingConfig = Field(
         default_factory=TracingConfig, description="spans of requests and rounds"
+    )
+    audit: AuditConfig = Field(
+        default_factory=AuditConfig, description="re-runs that check losslessness"
     )
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,

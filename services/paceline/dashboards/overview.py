@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.dashboards import panels as p
 from paceline.dashboards.panels import Dashboard, Line, Panel, Row, Variable
 from paceline.dashboards.promql import Query, ratio
+from paceline.metrics import audit_catalog as audit
 from paceline.metrics import draft_catalog as draft
 from paceline.metrics import fleet_catalog as fleet
 from paceline.metrics import gateway_catalog as gateway
@@ -245,6 +246,18 @@ TARGETS = Row(
                 Line(Q.per_s(SPANS_DROPPED[Role.GATEWAY]), "dropped"),
             ),
             p.OPS_S, width=12,
+        ),
+        Panel(
+            "Losslessness audit",
+            "Choices that were run again without a draft and differ, and alarms about laws: both "
+            "must stay 0. None is run while audit.sample_ratio is 0.",
+            (
+                Line(Q.gauge(audit.MISMATCHES, "model_name"), "mismatches {{model_name}}"),
+                Line(Q.gauge(audit.ALARMS, "model_name"), "alarms {{model_name}}"),
+                Line(Q.per_s(audit.REQUESTS), "audited per second"),
+                Line(Q.per_s(audit.SKIPPED, "reason"), "skipped: {{reason}}"),
+            ),
+            p.SHORT, width=12, bad=1,
         ),
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,7 +21,13 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from paceline import models
-from paceline.config import GatewayConfig, TargetConfig, TracingConfig
+from paceline.config import (
+    AuditConfig,
+    GatewayConfig,
+    SpeculationConfig,
+    TargetConfig,
+    TracingConfig,
+)
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
 from paceline.gateway.metrics_page import MetricsPage
@@ -47,6 +53,7 @@ class PoolHandles:
     target: Any
     controller: Any
     draft: Any = None
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
 
 @serve.ingress()
@@ -58,7 +65,11 @@ class Gateway:
     """
 
     def __init__(
-        self, config: GatewayConfig, pools: Sequence[PoolHandles], tracing: TracingConfig
+        self,
+        config: GatewayConfig,
+        pools: Sequence[PoolHandles],
+        tracing: TracingConfig,
+        audit: AuditConfig,
     ) -> None:
         replica_id = serve.get_replica_context().replica_tag
         self._tracer = open_tracer(tracing, "paceline-gateway", {"service.instance.id": replica_id})
@@ -73,6 +84,7 @@ class Gateway:
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
             tracer=None if self._tracer is None else GatewayTracer(self._tracer, tracing),
+            audit=audit,
         )
         self._page = MetricsPage(self._service.metrics, replica_id, clients)
         self._ray_metrics = RayExporter({"replica": replica_id})
@@ -106,7 +118,8 @@ def served_models(pool: PoolHandles) -> list[ServedModel]:
     tool_format = None if named == "auto" else ToolFormat(named)
     has_reasoning = {"auto": None, "think": True, "none": False}[config.reasoning_format]
     tokenizer = load_tokenizer(source, config.chat_template, tool_format, has_reasoning)
-    base = ServedModel(name, tokenizer, ServeTargetClient(pool.target), model.max_model_len)
+    targets = ServeTargetClient(pool.target)
+    base = ServedModel(name, tokenizer, targets, model.max_model_len, speculation=pool.speculation)
     adapters = [replace(base, name=a, adapter=a, parent=name) for a in pool.config.adapters]
     return [base, *adapters]
 

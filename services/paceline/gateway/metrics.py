@@ -61,8 +61,13 @@ class GatewayMetrics:
         )
         self._codes: set[str] = set()
         self._limits: dict[str, float] = {}
+        self._sources: list[Callable[[Snapshot], None]] = [COUNTS.fill]
         families = _Families(self._registry)
         self._models = {name: ModelMetrics(families, name) for name in models}
+
+    def add_source(self, fill: Callable[[Snapshot], None]) -> None:
+        """Somebody else's counts, shown with these."""
+        self._sources.append(fill)
 
     def of(self, model: str) -> ModelMetrics:
         return self._models[model]
@@ -95,7 +100,8 @@ class GatewayMetrics:
         snapshot.put_each(gateway_catalog.LIMITS_HIT, self._limits)
         for name, model in self._models.items():
             snapshot.put(gateway_catalog.RETRIES, model.num_retries, name)
-        COUNTS.fill(snapshot)
+        for fill in self._sources:
+            fill(snapshot)
         return snapshot
 
 

@@ -74,6 +74,8 @@ class Plan:
     # What the text of a choice may hold beside content, and how the client chose among tools.
     output: OutputFormat = field(default_factory=OutputFormat)
     tool_mode: ToolMode | None = None
+    # The client chose the seed: the same noise may come again in other requests.
+    is_seeded: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -149,6 +151,7 @@ class Planner:
             continuous_usage=bool(options and options.continuous_usage_stats),
             output=output,
             tool_mode=offer.mode if offer else None,
+            is_seeded=body.seed is not None,
         )
 
     def _output(

@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
 
-from paceline.config import GatewayConfig
+from paceline.config import AuditConfig, GatewayConfig
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
+from paceline.gateway.audit import Auditor
+from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
 from paceline.gateway.metrics import GatewayMetrics, RequestMetrics
 from paceline.gateway.openai import GenerationBody
@@ -34,53 +34,19 @@ from paceline.gateway.plan import (
     model_not_found,
 )
 from paceline.gateway.spans import GatewayTracer
-from paceline.gateway.tokenizer import Tokenizer
+from paceline.gateway.targets import (
+    ABORT_TIMEOUT_S,
+    ServedModel,
+    TargetClient,
+    TargetStream,
+    next_delta,
+)
 from paceline.gateway.trace import trace_id_of
-from paceline.generation import GenerateRequest, RoundDelta
+from paceline.generation import GenerateRequest
+
+__all__ = ["GatewayService", "ServedModel", "TargetClient", "TargetStream"]
 
 logger = logging.getLogger(__name__)
-
-ABORT_TIMEOUT_S = 5.0
-
-
-class TargetStream(Protocol):
-    """The rounds of one request, and None as a sign of life. RequestErrors of the target come out
-    of the iteration as they are; a target that cannot be reached is a RequestError too (503)."""
-
-    def __aiter__(self) -> AsyncIterator[RoundDelta | None]: ...
-
-    def cancel(self) -> None:
-        """Stop listening, at once and without waiting."""
-
-
-class TargetClient(Protocol):
-    """The targets, however many there are."""
-
-    def generate(self, request: GenerateRequest) -> TargetStream: ...
-
-    async def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Free the request, or only one of its choices, wherever it runs; what is unknown there
-        is ignored. Never raises."""
-
-    async def ready(self) -> bool:
-        """Whether a target would answer a request. May take long; never raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """What requests with `model: name` get: a pool of targets and how to talk to it.
-
-    `adapter` names a LoRA adapter of the pool's targets, and `parent` the served model that it
-    adapts; empty: the model itself. Several served models may share a pool, and then its
-    `targets` and `tokenizer`.
-    """
-
-    name: str
-    tokenizer: Tokenizer
-    targets: TargetClient
-    max_model_len: int
-    adapter: str = ""
-    parent: str = ""
 
 
 class GatewayService:
@@ -97,6 +63,7 @@ class GatewayService:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
         tracer: GatewayTracer | None = None,
+        audit: AuditConfig | None = None,
     ) -> None:
         self.config = config
         self.models = {model.name: model for model in models}
@@ -120,6 +87,16 @@ class GatewayService:
         self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
         self.metrics.num_in_progress = lambda: self.room.num_taken
         self._aborts: set[asyncio.Task[None]] = set()
+        self.audit = Auditor(
+            audit or AuditConfig(),
+            self.models,
+            load=lambda: self.room.num_taken / config.max_concurrent_requests,
+            silence_s=config.target_silence_s,
+            timeout_s=config.request_timeout_s,
+            random_seed=random_seed,
+            sleep=sleep,
+        )
+        self.metrics.add_source(lambda snapshot: fill_audit(snapshot, self.audit.counts))
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
         self._lost_aborts: set[asyncio.Task[None]] = set()
@@ -171,16 +148,20 @@ class GatewayService:
         """
         began_s = self.monotonic() if arrived_s is None else arrived_s
         record = RequestMetrics(self.metrics.of(plan.model), plan.request.n, answer.usage, began_s)
+        sample = self.audit.begin(plan)
         try:
             async with aclosing(self._tries(plan, answer)) as rounds:
                 async for item in rounds:
                     record.receive(item, self.monotonic())
+                    if sample is not None:
+                        sample.receive(item.delta)
                     yield item
         except Exception:
             record.end("error")
             raise
         finally:
             record.end("abort")  # nothing is open unless the client, or its time, is gone
+            self.audit.end(sample)
 
     async def _tries(self, plan: Plan, answer: Answer) -> AsyncGenerator[RoundText, None]:
         """Where a target is lost, another one goes on: seed and tokens are the same, so is the
@@ -212,7 +193,7 @@ class GatewayService:
         deltas = aiter(stream)
         failure: RequestError | None = None
         try:
-            while (delta := await self._next_delta(deltas)) is not None:
+            while (delta := await next_delta(deltas, self.config.target_silence_s)) is not None:
                 item = answer.receive(failover.receive(delta))
                 if item is None:
                     continue
@@ -238,23 +219,6 @@ class GatewayService:
                 stream.cancel()
                 is_lost = failure is not None and failure.code == TARGET_LOST
                 self._begin_abort(targets, request.request_id, is_lost=is_lost)
-
-    async def _next_delta(self, deltas: AsyncIterator[RoundDelta | None]) -> RoundDelta | None:
-        """The next news, or None at the stream's end. Raises RequestError (503) for a target that
-        gives no sign of life for `target_silence_s`; the iterator is of no use afterwards."""
-        while True:
-            timeout = asyncio.timeout(self.config.target_silence_s)
-            try:
-                async with timeout:
-                    delta = await anext(deltas)
-            except StopAsyncIteration:
-                return None
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                raise target_lost() from None
-            if delta is not None:
-                return delta
 
     def _begin_abort(
         self,
@@ -286,7 +250,8 @@ class GatewayService:
             self.room.num_taken -= num_places
 
     async def drain(self) -> None:
-        """Wait for the aborts under way; each is bounded by ABORT_TIMEOUT_S."""
+        """Stop the audit and wait for the aborts under way; each is bounded by ABORT_TIMEOUT_S."""
+        await self.audit.close()
         if aborts := self._aborts | self._lost_aborts:
             await asyncio.wait(aborts)
 

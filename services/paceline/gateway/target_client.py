@@ -15,7 +15,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.failover import target_died, target_lost
-from paceline.gateway.service import ABORT_TIMEOUT_S, TargetStream
+from paceline.gateway.targets import ABORT_TIMEOUT_S, TargetStream
 from paceline.generation import GenerateRequest, RoundDelta
 
 logger = logging.getLogger(__name__)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.errors import RequestError
+from paceline.errors import OverloadedError, RequestError
 
+NO_PLACE = "no_place"
 # A session id and how its request ends.
 Ending = tuple[int, RequestError]
 
@@ -40,6 +41,11 @@ def queue_timeout(max_queue_s: float) -> RequestError:
         503,
         1,
     )
+
+
+def no_place() -> OverloadedError:
+    """No client waits for it, and it would have to wait, or another one does."""
+    return OverloadedError("no place is free for a background request", None, NO_PLACE)
 
 
 def aborted() -> RequestError:

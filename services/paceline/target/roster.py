@@ -15,6 +15,7 @@ from paceline.config import TargetConfig
 from paceline.engine.base import EngineInfo
 from paceline.errors import OverloadedError, RequestError
 from paceline.protocol.link import LinkState
+from paceline.target.endings import no_place
 from paceline.target.sequence import Sequence
 from paceline.target.stats import SchedulerStats
 
@@ -93,12 +94,15 @@ class Roster:
         """Waiting sequences that have never run: those that `target.max_queued_seqs` counts."""
         return sum(not self.sequences[i].num_preemptions for i in self.waiting)
 
-    def check_room(self, lengths: list[int], num_shared_tokens: int) -> None:
+    def check_room(
+        self, lengths: list[int], num_shared_tokens: int, is_background: bool = False
+    ) -> None:
         """Whether the choices of a new request, whose texts are so long, may come in, all of
         them: by numbers alone, so that a refusal costs next to nothing.
 
-        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait, and
-        `RequestError` when that would be so even if nobody else were here.
+        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait (any,
+        of a request in the background), and `RequestError` when that would be so even if nobody
+        else were here.
         """
         n, num_shared_blocks = len(lengths), num_shared_tokens // self._block_size
         missing = [
@@ -116,6 +120,8 @@ class Roster:
         num_startable = 0
         if not self.waiting:  # else those come first
             num_startable = self._num_startable(missing, len(self.running), self.num_free_blocks)
+        if is_background and num_startable < n:
+            raise no_place()
         if self.num_queued + n - num_startable > max_queued:
             self._stats.num_refused += 1
             raise OverloadedError(
@@ -157,6 +163,17 @@ class Roster:
             if deadline_us:
                 overdue.append(session_id)
         return overdue
+
+    def giving_way(self) -> list[int]:
+        """Whom nobody waits for, when somebody has to wait."""
+        if not self.waiting:
+            return []
+        return [
+            session_id
+            for session_id in (*self.running, *self.waiting)
+            if self.sequences[session_id].request.is_background
+            and not self.sequences[session_id].is_aborted
+        ]
 
     def admit(self) -> list[Sequence]:
         """Start what may start, first come first served; returns it."""

@@ -89,7 +89,8 @@ class Scheduler:
         prompt_len = len(request.prompt_token_ids)
         lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        self._roster.check_room(lengths, self._intake.num_shared_tokens(request))
+        num_shared = self._intake.num_shared_tokens(request)
+        self._roster.check_room(lengths, num_shared, request.is_background)
         first_session_id = self._next_session_id
         group = self._intake.sequences(request, first_session_id, now_us, traces)
         for sequence in group:
@@ -111,15 +112,17 @@ class Scheduler:
         return True
 
     def expire(self, now_us: int) -> list[Ending]:
-        """End the requests that have waited `target.max_queue_s` and never had a place.
+        """End the requests that have waited `target.max_queue_s` and never had a place, and name
+        those in the background that must give way: the caller aborts these.
 
-        Who has begun and lost its KV is not among them. May be called amid a pass.
+        Who has begun and lost its KV is not overdue. May be called amid a pass.
         """
         overdue = self._roster.overdue(now_us)
         for session_id in overdue:
             self.stats.num_queue_timeouts += 1
             self._retire(session_id)
-        return [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        ended: list[Ending] = [(i, endings.queue_timeout(self.config.max_queue_s)) for i in overdue]
+        return ended + [(i, endings.no_place()) for i in self._roster.giving_way()]
 
     def set_speculation(self, speculation: SpeculationConfig) -> None:
         """The configuration has changed; requests in progress follow."""
@@ -139,8 +142,7 @@ class Scheduler:
         if self._is_short and self._running:
             return  # what has just given way must not come back before a pass has been done
         for sequence in self._roster.admit():
-            if not sequence.num_preemptions:
-                self.stats.admit(now_us - sequence.ready_us)
+            self.stats.admit(now_us - sequence.ready_us, sequence.num_preemptions)
             self.drafts.try_open(sequence, now_us)
 
     def _retire(self, session_id: int) -> None:
@@ -274,8 +276,7 @@ class Scheduler:
         num_committed = self.stats.num_committed_tokens - num_before
         idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
         self._busy_until_us = times.ended_us
-        done = pass_record(plan, num_rows, num_committed, times, idle_us)
-        self.stats.end_pass(done)
+        self.stats.end_pass(done := pass_record(plan, num_rows, num_committed, times, idle_us))
         self._admit(times.ended_us)
         self.policy.end_pass(done)
 

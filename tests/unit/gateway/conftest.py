@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.config import GatewayConfig
+from paceline.config import AuditConfig, GatewayConfig, SpeculationConfig
 from paceline.gateway.api import build_api
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import Tokenizer, ToyTokenizer
@@ -101,13 +101,19 @@ class Harness:
         max_model_len: int = 64,
         tokenizer: Tokenizer | None = None,
         more_models: Sequence[ServedModel] = (),
+        audit: Mapping[str, Any] | None = None,
+        mode: str = "coupled",
         **limits: Any,
     ) -> None:
         self.targets = FakeTargets()
         self.pauses: list[float] = []
         config = GatewayConfig(**limits)
         model = ServedModel(
-            config.served_model_name, tokenizer or ToyTokenizer(), self.targets, max_model_len
+            config.served_model_name,
+            tokenizer or ToyTokenizer(),
+            self.targets,
+            max_model_len,
+            speculation=SpeculationConfig.model_validate({"mode": mode}),
         )
         self.service = GatewayService(
             config,
@@ -116,6 +122,7 @@ class Harness:
             random_hex=lambda: f"{len(self.targets.requests)}",
             random_seed=lambda: RANDOM_SEED,
             sleep=self._sleep,
+            audit=AuditConfig.model_validate(audit or {}),
         )
         self.monotonic_s = 1000.0
         self.app: FastAPI = build_api(self.service, monotonic=lambda: self.monotonic_s)

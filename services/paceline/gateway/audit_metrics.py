@@ -1,0 +1,24 @@
+"""The audit's counts as the catalog's metrics. Knows no audit under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from paceline.gateway.audit import AuditCounts
+from paceline.metrics import audit_catalog as catalog
+from paceline.metrics.snapshot import Snapshot
+
+# It may grow beyond every number.
+MAX_E_VALUE = 1e300
+
+
+def fill_audit(snapshot: Snapshot, counts: Mapping[str, AuditCounts]) -> None:
+    """`counts` by served model."""
+    for model, of_model in counts.items():
+        snapshot.put(catalog.REQUESTS, of_model.num_requests, model)
+        snapshot.put(catalog.TOKENS, of_model.num_tokens, model)
+        snapshot.put(catalog.TIES, of_model.num_ties, model)
+        snapshot.put(catalog.MISMATCHES, of_model.num_mismatches, model)
+        snapshot.put(catalog.ALARMS, of_model.num_alarms, model)
+        snapshot.put_each(catalog.SKIPPED, of_model.skipped, model)
+        snapshot.put(catalog.E_VALUE, min(of_model.e_value, MAX_E_VALUE), model)

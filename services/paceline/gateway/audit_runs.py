@@ -1,0 +1,133 @@
+"""The requests of an audit: a finished request again without a draft, and its text scored.
+
+They go to the same targets as clients' requests, one at a time, in the background: a target takes
+one only if it can start at once, and ends it when somebody has to wait. One choice is one request,
+so that it needs one place. The prefix cache is not shared with anything that a draft had a part
+in. Knows no verdict, no statistics and no Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from paceline.gateway.targets import ABORT_TIMEOUT_S, TargetClient, next_delta
+from paceline.generation import (
+    GenerateRequest,
+    Resumption,
+    RoundDelta,
+    SpeculationRequest,
+    TokenLogprobs,
+)
+from paceline.sampling.params import MAX_LOGIT_BIAS, SamplingParams, VerificationMode
+
+
+class GiveWay(Exception):
+    """Clients need the service: the audit ends here."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReRuns:
+    """Re-runs of one request. `may_go_on` is asked after every round."""
+
+    request: GenerateRequest
+    mode: VerificationMode
+    targets: TargetClient
+    cache_salt: int
+    silence_s: float
+    may_go_on: Callable[[], bool]
+    new_name: Callable[[], str]
+
+    async def plain(
+        self,
+        choice: int,
+        output: tuple[int, ...],
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+    ) -> tuple[int, ...]:
+        """What follows `output` in a choice without a draft, up to `max_tokens` in all."""
+        request = self.request
+        sampling = sampling or request.sampling
+        outputs = tuple(output if i == choice else None for i in range(request.n))
+        again = replace(
+            request,
+            request_id=self.new_name(),
+            max_tokens=max_tokens,
+            sampling=replace(sampling, min_tokens=min(sampling.min_tokens, max_tokens)),
+            speculation=SpeculationRequest("off", mode=self.mode),
+            num_logprobs=None,
+            num_prompt_logprobs=None,
+            resumption=Resumption(1, outputs),
+            cache_salt=self.cache_salt,
+            traceparent="",
+            is_background=True,
+        )
+        return tuple(i for delta in await self._run(again) for i in delta.token_ids)
+
+    async def is_tie(
+        self, choice: int, output: tuple[int, ...], sent: int, plain: int, tolerance: float
+    ) -> bool | None:
+        """Whether a logit or two that differ by `tolerance` would have made the plain target
+        write `sent` instead of `plain`: it is asked again, with the one a bit dearer.
+
+        So every processor, the noise and each filter's edge have their part, and the target
+        itself is the judge. None: it cannot be asked.
+        """
+        nudged = nudge(self.request.sampling, sent, plain, tolerance)
+        if nudged is None:
+            return None
+        return (await self.plain(choice, output, len(output) + 1, nudged)) == (sent,)
+
+    async def score(self, output: tuple[int, ...], num_top: int) -> tuple[TokenLogprobs, ...]:
+        """The tokens of an output under the model's own law, in one pass."""
+        prompt = self.request.prompt_token_ids
+        scored = GenerateRequest(
+            self.new_name(),
+            prompt + output,
+            max_tokens=1,
+            sampling=SamplingParams(temperature=0.0),
+            speculation=SpeculationRequest("off"),
+            num_prompt_logprobs=num_top,
+            cache_salt=self.cache_salt,
+            adapter=self.request.adapter,
+            is_background=True,
+        )
+        first, *_ = await self._run(scored)
+        return first.prompt_logprobs[len(prompt) - 1 :]
+
+    async def _run(self, request: GenerateRequest) -> list[RoundDelta]:
+        """Raises what the target raises, and GiveWay."""
+        stream = self.targets.generate(request)
+        rounds = aiter(stream)
+        deltas: list[RoundDelta] = []
+        is_over = False
+        try:
+            while (delta := await next_delta(rounds, self.silence_s)) is not None:
+                deltas.append(delta)
+                if not self.may_go_on():
+                    raise GiveWay
+            is_over = True
+            return deltas
+        finally:
+            if not is_over:
+                stream.cancel()
+                async with asyncio.timeout(ABORT_TIMEOUT_S):
+                    await self.targets.abort(request.request_id)
+
+
+def nudge(
+    sampling: SamplingParams, sent: int, plain: int, tolerance: float
+) -> SamplingParams | None:
+    """The same with `sent` dearer than `plain` by `tolerance`, half of it each. None: there is no
+    room for that."""
+    biases = dict(sampling.logit_bias)
+    half = tolerance / 2.0
+    biases[sent] = biases.get(sent, 0.0) + half
+    biases[plain] = biases.get(plain, 0.0) - half
+    if any(abs(biases[i]) > MAX_LOGIT_BIAS for i in (sent, plain)):
+        return None
+    try:
+        return replace(sampling, logit_bias=tuple(sorted(biases.items())))
+    except ValueError:  # too many
+        return None
