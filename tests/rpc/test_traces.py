@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +13,7 @@ from paceline.engine.base import EngineBroken, StepItem, StepResult
 from paceline.engine.toy import ToyEngine
 from paceline.protocol.messages import OpenSession, Verdict
 from paceline.round_times import Stage, partition, segments
+from tests.rpc import fleet
 from tests.rpc.traced import DRAFT_SPANS, INFO, Receiver, Seen, intervals, receiver, traced_fleet
 
 CLIENT_TRACE, CLIENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -68,6 +71,32 @@ async def test_parent_links_are_complete_over_all_three() -> None:
     assert {span.name for span in own} == {
         "text_completion toy", "session", "round", *(stage.span_name for stage in Stage)
     }  # fmt: skip
+
+
+async def test_a_draft_works_for_the_round_that_it_knows_to_be_open() -> None:
+    collector, _, _ = await one_traced(**WAITING)
+    rounds = {span.span_id: span for span in collector.named("round")}
+    for name in DRAFT_SPANS:
+        assert len({span.parent_id for span in collector.named(name)}) > 3, name
+    for span in collector.named(*DRAFT_SPANS):
+        # Two clocks meet here, each known to within a round trip of a ping.
+        assert span.begin > rounds[span.parent_id].begin - 5 * MS
+
+
+async def test_spans_do_not_wait_for_their_requests_end() -> None:
+    with receiver() as collector:
+        settings = {"sample_ratio": 1.0, "otlp_endpoint": collector.address}
+        async with traced_fleet(settings) as made:
+            wanted = fleet.request("r", max_tokens=60)
+            wanted = replace(wanted, traceparent=f"00-{CLIENT_TRACE}-{CLIENT_SPAN}-01")
+            async with aclosing(fleet.rounds(made.target, wanted)) as deltas:
+                async for delta in deltas:
+                    if delta.round == 6:
+                        break
+                tracer = made.tracers[1]
+                assert tracer is not None
+                assert tracer.num_emitted > 20
+        assert made.close() == 0
 
 
 async def test_rounds_follow_each_other_and_make_up_the_request() -> None:

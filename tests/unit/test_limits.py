@@ -28,6 +28,7 @@ from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.metrics.limits import METRICS_CONSTANTS
+from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
 HERE = "unit/test_limits.py"
@@ -38,6 +39,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 # field -> file under tests/ and the function in it. `model.*` stands for both models.
 LIMITS: dict[str, str] = {
     **AUDIT_LIMITS,
+    **TRACING_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -135,6 +137,7 @@ LIMITS: dict[str, str] = {
 
 NOT_A_LIMIT: dict[str, str] = {
     **AUDIT_NO_LIMITS,
+    **TRACING_NOT_A_LIMIT,
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
@@ -149,6 +152,9 @@ NOT_A_LIMIT: dict[str, str] = {
     "target.alive_interval_s": "pace",
     **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
     **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
+    "speculation.method": "switch",
+    "speculation.mode": "switch",
+    "speculation.lookahead": "switch",
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -167,9 +173,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "model.attention_backend": "kind",
     "model.enforce_eager": "switch",
     "model.reproducible": "switch",
-    "model.toy_error_rate": "toy",
-    "model.toy_step_ms": "toy",
-    "model.toy_row_ms": "toy",
+    **dict.fromkeys(("model.toy_error_rate", "model.toy_step_ms", "model.toy_row_ms"), "toy"),
 }
 
 # module and name -> its test.
@@ -177,6 +181,7 @@ CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
     **METRICS_CONSTANTS,
     **AUDIT_CONSTANTS,
+    **TRACING_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),

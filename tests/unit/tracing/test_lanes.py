@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.config import TracingConfig
-from paceline.tracing.lanes import Lane, OnceInAWhile, make_lanes, traces_url
+from paceline.tracing.lanes import MAX_BATCH_SPANS, Lane, OnceInAWhile, make_lanes, traces_url
 from paceline.tracing.process import ProcessTracer, open_tracer
 from paceline.tracing.spans import Span
 
@@ -56,6 +56,16 @@ def test_everything_gets_out_at_the_end() -> None:
     assert sorted(one.span_id for one in sink.spans) == list(range(1, 11))
     assert sink.is_closed
     assert lane.num_dropped == 0
+
+
+def test_a_batch_is_no_longer_than_its_limit() -> None:
+    sink = Sink()
+    lane = Lane(sink, "here", 4 * MAX_BATCH_SPANS, delay_ms=60_000)
+    for number in range(3 * MAX_BATCH_SPANS):
+        lane.put(span(number + 1))
+    lane.close()
+    assert len(sink.spans) == 3 * MAX_BATCH_SPANS
+    assert sink.num_writes == 3
 
 
 def test_a_full_queue_refuses_and_counts() -> None:
