@@ -20,5 +20,6 @@ def fill_audit(snapshot: Snapshot, counts: Mapping[str, AuditCounts]) -> None:
         snapshot.put(catalog.TIES, of_model.num_ties, model)
         snapshot.put(catalog.MISMATCHES, of_model.num_mismatches, model)
         snapshot.put(catalog.ALARMS, of_model.num_alarms, model)
-        snapshot.put_each(catalog.SKIPPED, of_model.skipped, model)
+        skipped = {skip.value: number for skip, number in of_model.skipped.items()}
+        snapshot.put_each(catalog.SKIPPED, skipped, model)
         snapshot.put(catalog.E_VALUE, min(of_model.e_value, MAX_E_VALUE), model)
