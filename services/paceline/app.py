@@ -32,7 +32,7 @@ def build_app(config: AppConfig) -> Application:
         **_HEALTH,
     )(Gateway)
     pools = [_bind_pool(pool) for pool in config.pools]
-    return gateway.bind(config.gateway, pools, config.audit, config.tracing, config.logging)
+    return gateway.bind(config.gateway, pools, config.tracing, config.audit, config.logging)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:

@@ -100,6 +100,9 @@ def test_every_metric_is_in_a_panel_or_an_alert() -> None:
         "paceline_sequences_ended_total",
         "paceline_kv_cache_blocks",
         "paceline_fleet_heartbeats_total",
+        "paceline_audit_tokens_total",
+        "paceline_audit_ties_total",
+        "paceline_audit_e_value",
     }
 
 

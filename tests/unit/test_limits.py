@@ -201,14 +201,8 @@ CONSTANTS: dict[str, str] = {
     "fleet_reports:MAX_POSITIONS": "unit/test_fleet_reports.py::test_long_lists_are_cut",
     "fleet_reports:MAX_INPUTS": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
     "fleet_reports:MAX_CHOICES": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
-    "fleet_reports:MAX_SENTENCE_CHARS": (
-        "unit/test_fleet_reports.py::test_an_explanation_is_bounded"
-    ),
     "fleet_reports:MAX_CONNECTED": "unit/test_fleet_reports.py::test_a_draft_of_too_many_streams",
     "fleet_reports:MAX_NAME_CHARS": "unit/test_fleet_reports.py::test_nonsense_is_refused_by_name",
-    "target.fleet_reporter:CEILINGS_EXPIRE_S": (
-        "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
-    ),
     "gateway.tools:MAX_TOOLS": f"{GATEWAY}/test_tool_limits.py::test_as_many_tools",
     "gateway.tools:MAX_SCHEMA_DEPTH": f"{GATEWAY}/test_tool_limits.py::test_as_deep_a_schema",
     "gateway.chat:MAX_TEMPLATE_KWARGS": f"{GATEWAY}/test_tool_limits.py::test_as_many_kwargs",

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.dashboards.objectives import FAST, OBJECTIVES, SLOW, WINDOWS
 from paceline.dashboards.promql import Query, ratio
+from paceline.metrics import audit_catalog as audit
 from paceline.metrics import fleet_catalog as fleet
 from paceline.metrics import gateway_catalog as gateway
 from paceline.metrics import target_catalog as target
@@ -177,6 +178,28 @@ SPECULATION = (
     ),
 )
 
+LOSSLESSNESS = (
+    Alert(
+        "AuditMismatch",
+        f"{_increase(audit.MISMATCHES, '15m', MODEL)} > 0",
+        "0s",
+        CRITICAL,
+        "A text of {{ $labels.model_name }} is not the plain target's",
+        "The audit ran a request again without its draft and got another text, beyond a tie of "
+        "logits: speculation is not lossless here. The gateway's log has the position. Turn it "
+        "off (speculation.method: off) until the cause is known.",
+    ),
+    Alert(
+        "AuditLawAlarm",
+        f"{Q.gauge(audit.ALARMS, MODEL, 'max')} > 0",
+        "0s",
+        CRITICAL,
+        "Sampled texts of {{ $labels.model_name }} do not follow the target's law",
+        "The audit's sequential test has rejected that rejection modes sample from the target's "
+        "distribution: see the gateway's log.",
+    ),
+)
+
 TRACING = (
     Alert(
         "SpansDropped",
@@ -206,7 +229,14 @@ def _burn_alerts() -> tuple[Alert, ...]:
     )
 
 
-ALERTS: tuple[Alert, ...] = (*FLEET, *REQUESTS, *SPECULATION, *TRACING, *_burn_alerts())
+ALERTS: tuple[Alert, ...] = (
+    *FLEET,
+    *REQUESTS,
+    *SPECULATION,
+    *LOSSLESSNESS,
+    *TRACING,
+    *_burn_alerts(),
+)
 
 RECORDED: dict[str, str] = {
     objective.recorded(window): objective.bad_share(window)

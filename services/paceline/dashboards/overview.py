@@ -5,12 +5,13 @@ from __future__ import annotations
 from paceline.dashboards import panels as p
 from paceline.dashboards.panels import Dashboard, Line, Panel, Row, Variable
 from paceline.dashboards.promql import Query, ratio
+from paceline.metrics import audit_catalog as audit
 from paceline.metrics import draft_catalog as draft
 from paceline.metrics import fleet_catalog as fleet
 from paceline.metrics import gateway_catalog as gateway
 from paceline.metrics import target_catalog as target
 from paceline.metrics.metric import Metric, Role
-from paceline.metrics.process import SPANS_DROPPED
+from paceline.metrics.process import SPANS, SPANS_DROPPED
 
 Q = Query()
 
@@ -229,15 +230,34 @@ TARGETS = Row(
         ),
         Panel(
             "Trouble",
-            "Texts that gave their KV back, failed passes, replicas that fell silent, spans that "
-            "were dropped.",
+            "Texts that gave their KV back, failed passes, replicas that fell silent.",
             (
                 Line(Q.per_s(target.PREEMPTIONS), "preemptions"),
                 Line(Q.per_s(target.FAILED_PASSES), "failed passes"),
                 Line(Q.per_s(fleet.TARGETS_LOST), "targets lost"),
-                Line(Q.per_s(SPANS_DROPPED[Role.GATEWAY]), "spans dropped"),
             ),
             p.OPS_S, width=6, warn=0.01,
+        ),
+        Panel(
+            "Tracing",
+            "Spans handed to exporters, and those that were dropped; none while tracing is off.",
+            (
+                Line(Q.per_s(SPANS[Role.GATEWAY]), "spans"),
+                Line(Q.per_s(SPANS_DROPPED[Role.GATEWAY]), "dropped"),
+            ),
+            p.OPS_S, width=12,
+        ),
+        Panel(
+            "Losslessness audit",
+            "Choices that were run again without a draft and differ, and alarms about laws: both "
+            "must stay 0. None is run while audit.sample_ratio is 0.",
+            (
+                Line(Q.gauge(audit.MISMATCHES, "model_name"), "mismatches {{model_name}}"),
+                Line(Q.gauge(audit.ALARMS, "model_name"), "alarms {{model_name}}"),
+                Line(Q.per_s(audit.REQUESTS), "audited per second"),
+                Line(Q.per_s(audit.SKIPPED, "reason"), "skipped: {{reason}}"),
+            ),
+            p.SHORT, width=12, bad=1,
         ),
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.metrics import draft_catalog as catalog
 from paceline.metrics.metric import Role
-from paceline.metrics.process import COUNTERS
+from paceline.metrics.process import COUNTS
 from paceline.metrics.snapshot import Snapshot
 from paceline.protocol.draft_table import DraftTable
 
@@ -46,5 +46,5 @@ def draft_snapshot(table: DraftTable, num_connected: int) -> Snapshot:
     put(catalog.SESSIONS, len(table))
     put(catalog.MAX_SESSIONS, table.max_sessions)
     put(catalog.CONNECTED, num_connected)
-    COUNTERS.fill(snapshot)
+    COUNTS.fill(snapshot)
     return snapshot

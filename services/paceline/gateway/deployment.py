@@ -69,8 +69,8 @@ class Gateway:
         self,
         config: GatewayConfig,
         pools: Sequence[PoolHandles],
-        audit: AuditConfig,
         tracing: TracingConfig,
+        audit: AuditConfig,
         logging_config: LoggingConfig,
     ) -> None:
         serve_logs.attach(logging_config)

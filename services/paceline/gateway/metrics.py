@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from paceline.gateway.assembler import RoundText, Usage
@@ -27,7 +26,7 @@ from paceline.metrics.gateway_catalog import (
     VLLM,
 )
 from paceline.metrics.metric import Kind, Metric, Role
-from paceline.metrics.process import COUNTERS
+from paceline.metrics.process import COUNTS
 from paceline.metrics.snapshot import Snapshot
 from paceline.metrics.target_catalog import MAX_POSITION
 
@@ -62,12 +61,13 @@ class GatewayMetrics:
         )
         self._codes: set[str] = set()
         self._limits: dict[str, float] = {}
+        self._sources: list[Callable[[Snapshot], None]] = [COUNTS.fill]
         families = _Families(self._registry)
         self._models = {name: ModelMetrics(families, name) for name in models}
 
-    def register(self, collector: Collector) -> None:
+    def add_source(self, fill: Callable[[Snapshot], None]) -> None:
         """Somebody else's counts, shown with these."""
-        self._registry.register(collector)
+        self._sources.append(fill)
 
     def of(self, model: str) -> ModelMetrics:
         return self._models[model]
@@ -100,7 +100,8 @@ class GatewayMetrics:
         snapshot.put_each(gateway_catalog.LIMITS_HIT, self._limits)
         for name, model in self._models.items():
             snapshot.put(gateway_catalog.RETRIES, model.num_retries, name)
-        COUNTERS.fill(snapshot)
+        for fill in self._sources:
+            fill(snapshot)
         return snapshot
 
 

@@ -20,7 +20,7 @@ from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
 from paceline.gateway.audit import Auditor
-from paceline.gateway.audit_metrics import AuditCollector
+from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
 from paceline.gateway.merge import merge
 from paceline.gateway.metrics import GatewayMetrics, RequestMetrics
@@ -96,7 +96,7 @@ class GatewayService:
             random_seed=random_seed,
             sleep=sleep,
         )
-        self.metrics.register(AuditCollector(self.audit.counts))
+        self.metrics.add_source(lambda snapshot: fill_audit(snapshot, self.audit.counts))
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
         self._lost_aborts: set[asyncio.Task[None]] = set()

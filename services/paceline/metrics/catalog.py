@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.metrics.audit_catalog import AUDIT_METRICS
 from paceline.metrics.draft_catalog import DRAFT_METRICS
 from paceline.metrics.fleet_catalog import FLEET_METRICS
 from paceline.metrics.gateway_catalog import GATEWAY_METRICS
@@ -21,7 +22,7 @@ OF_ROLE: Mapping[Role, Mapping[str, Metric]] = {
         (Role.TARGET, TARGET_METRICS),
         (Role.DRAFT, DRAFT_METRICS),
         (Role.CONTROLLER, FLEET_METRICS),
-        (Role.GATEWAY, GATEWAY_METRICS),
+        (Role.GATEWAY, (*GATEWAY_METRICS, *AUDIT_METRICS)),
     )
 }
 METRICS: tuple[Metric, ...] = tuple(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from paceline.metrics import target_catalog as catalog
 from paceline.metrics.metric import Role
-from paceline.metrics.process import COUNTERS
+from paceline.metrics.process import COUNTS
 from paceline.metrics.snapshot import Snapshot
 from paceline.protocol.lookahead import Explanation
 from paceline.target.scheduler import Scheduler
@@ -28,7 +28,7 @@ def target_snapshot(
     _put_requests(snapshot, scheduler)
     _put_limits(snapshot, scheduler)
     _put_drafts(snapshot, scheduler, rtt_us)
-    COUNTERS.fill(snapshot)
+    COUNTS.fill(snapshot)
     return snapshot
 
 

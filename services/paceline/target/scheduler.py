@@ -145,8 +145,7 @@ class Scheduler:
         if self._is_short and self._running:
             return  # what has just given way must not come back before a pass has been done
         for sequence in self._roster.admit():
-            if not sequence.num_preemptions:
-                self.stats.admit(now_us - sequence.ready_us)
+            self.stats.admit(now_us - sequence.ready_us, sequence.num_preemptions)
             self.drafts.try_open(sequence, now_us)
 
     def _retire(self, session_id: int) -> None:

@@ -79,6 +79,7 @@ class SchedulerStats:
         for position in range(num_accepted):
             per_pos[position if position < MAX_POSITION else MAX_POSITION] += 1
 
-    def admit(self, queue_us: int) -> None:
-        """A choice has got its first place."""
-        self.queue_s.observe(queue_us / _US)
+    def admit(self, queue_us: int, num_preemptions: int) -> None:
+        """A choice has got a place; only its first one is what it came for."""
+        if not num_preemptions:
+            self.queue_s.observe(queue_us / _US)

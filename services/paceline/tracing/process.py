@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.config import TracingConfig
+from paceline.metrics.process import COUNTS, SPANS, SPANS_DROPPED
 from paceline.tracing.spans import Span
 
 if TYPE_CHECKING:
@@ -66,4 +67,7 @@ def open_tracer(
         return None
     from paceline.tracing.lanes import make_lanes
 
-    return ProcessTracer(make_lanes(config, service_name, attributes))
+    tracer = ProcessTracer(make_lanes(config, service_name, attributes))
+    COUNTS.watch(SPANS, lambda: tracer.num_emitted)
+    COUNTS.watch(SPANS_DROPPED, lambda: tracer.num_dropped)
+    return tracer

@@ -7,6 +7,12 @@ _SNAPSHOT = "unit/metrics/test_snapshot.py"
 
 METRICS_CONSTANTS: dict[str, str] = {
     "fleet_reports:MAX_BREAKERS": "unit/test_fleet_reports.py::test_breakers_are_bounded",
+    "fleet_reports:MAX_SENTENCE_CHARS": (
+        "unit/test_fleet_reports.py::test_an_explanation_is_bounded"
+    ),
+    "target.fleet_reporter:CEILINGS_EXPIRE_S": (
+        "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
+    ),
     "gateway.metrics:MAX_POSITION": "unit/gateway/test_metrics.py::test_positions_are_bounded",
     "gateway.metrics:MAX_CODES": "unit/gateway/test_metrics.py::test_codes_are_bounded",
     "gateway.metrics_page:METRICS_TIMEOUT_S": (

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from paceline.metrics import draft_catalog, target_catalog
+from paceline.gateway.audit import Skip
+from paceline.metrics import audit_catalog, draft_catalog, target_catalog
 from paceline.metrics.catalog import METRICS, OF_ROLE
 from paceline.metrics.metric import BASE_LABELS, Kind, Metric
 from paceline.protocol.messages import OpenStatus
@@ -51,5 +52,6 @@ def test_the_states_and_outcomes_are_all_of_the_codes() -> None:
     assert set(target_catalog.SPECULATION_STATES) == set(DealState)
     assert set(target_catalog.DISPOSITIONS) >= set(Disposition)
     assert set(draft_catalog.OPEN_STATUSES) == {status.value for status in OpenStatus}
+    assert set(audit_catalog.SKIPS) == {skip.value for skip in Skip}
     refusals = {status.value for status in OpenStatus} - {"ok"}
     assert set(target_catalog.SESSION_EVENTS) >= refusals

@@ -49,7 +49,8 @@ def test_passes() -> None:
     assert stats.busy_us == 25_000
     assert stats.pass_s.total == pytest.approx(0.025)
     assert sum(stats.pass_rows.counts) == 1
-    stats.admit(1_500_000)
+    stats.admit(1_500_000, 0)
+    stats.admit(9_000_000, 1)
     assert stats.queue_s.total == 1.5
 
 
