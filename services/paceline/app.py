@@ -10,7 +10,7 @@ its own, whose names end in the model's.
 from ray import serve
 from ray.serve import Application
 
-from paceline.config import AppConfig, Pool
+from paceline.config import AppConfig, LoggingConfig, Pool
 from paceline.config.names import CONTROLLER, DRAFTS, GATEWAY, TARGETS
 from paceline.controller.deployment import Controller
 from paceline.draft.deployment import DraftReplica
@@ -25,20 +25,30 @@ _DRAFT_STOP_S = 10
 
 def build_app(config: AppConfig) -> Application:
     """The whole service. With `speculation.method: off` no draft replica is deployed."""
-    gateway = serve.deployment(name=GATEWAY, max_ongoing_requests=1024, **_HEALTH)(Gateway)
-    return gateway.bind(config.gateway, [_bind_pool(pool) for pool in config.pools], config.audit)
+    gateway = serve.deployment(
+        name=GATEWAY,
+        max_ongoing_requests=1024,
+        logging_config=_serve_logging(config.logging),
+        **_HEALTH,
+    )(Gateway)
+    pools = [_bind_pool(pool) for pool in config.pools]
+    return gateway.bind(config.gateway, pools, config.tracing, config.audit, config.logging)
 
 
 def _bind_pool(pool: Pool) -> PoolHandles:
     """One served model's deployments."""
     config = pool.config
-    controller = serve.deployment(name=f"{CONTROLLER}{pool.suffix}", max_ongoing_requests=1000)(
-        Controller
-    ).bind(config.controller)
+    logging_config = _serve_logging(config.logging)
+    controller = serve.deployment(
+        name=f"{CONTROLLER}{pool.suffix}",
+        max_ongoing_requests=1000,
+        logging_config=logging_config,
+    )(Controller).bind(config.controller, pool.name, config.logging)
     target = serve.deployment(
         name=f"{TARGETS}{pool.suffix}",
         max_ongoing_requests=1024,
         graceful_shutdown_timeout_s=30,
+        logging_config=logging_config,
         **_HEALTH,
     )(TargetReplica).bind(config, controller)
     draft = None
@@ -46,6 +56,12 @@ def _bind_pool(pool: Pool) -> PoolHandles:
         draft = serve.deployment(
             name=f"{DRAFTS}{pool.suffix}",
             graceful_shutdown_timeout_s=config.draft.drain_timeout_s + _DRAFT_STOP_S,
+            logging_config=logging_config,
             **_HEALTH,
         )(DraftReplica).bind(config, controller)
     return PoolHandles(config.gateway, config.target, target, controller, draft, config.speculation)
+
+
+def _serve_logging(config: LoggingConfig) -> dict[str, str] | None:
+    """For what Serve writes into a replica's file before the replica is there to say how."""
+    return {"encoding": "JSON"} if config.format == "json" else None

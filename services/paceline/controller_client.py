@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 _REPORT_TIMEOUT_FACTOR = 5.0
 _GOODBYE_TIMEOUT_S = 1.0

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.metrics.catalog import OF_ROLE
+from paceline.metrics.metric import Role
+from paceline.metrics.snapshot import Snapshot, read_snapshot
 from paceline.protocol.lookahead import (
     AcceptanceClass,
     Choice,
@@ -20,24 +23,21 @@ from paceline.protocol.lookahead import (
     Explanation,
     Guidance,
 )
+from paceline.report_values import MAX_NAME_CHARS as MAX_NAME_CHARS
+from paceline.report_values import MAX_NUMBER, MAX_SENTENCE_CHARS, Values, listed
+from paceline.report_values import ReportError as ReportError
 from paceline.sampling.params import VerificationMode
 
 Plain = dict[str, Any]
 
 # What one report may hold. An honest replica stays below; what is longer is cut where the rest is
 # of use (the heaviest classes, the first positions), and refused where it is not (names).
-MAX_NAME_CHARS = 256
 MAX_CONNECTED = 1024
+MAX_BREAKERS = 256
 MAX_CLASSES = 32
 MAX_POSITIONS = 64
 MAX_INPUTS = 64
 MAX_CHOICES = 128
-MAX_SENTENCE_CHARS = 500
-MAX_NUMBER = 1e15
-
-
-class ReportError(ValueError):
-    """A report that no replica of ours would send: a sentence says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Ceilings:
 
     @staticmethod
     def read(data: object) -> Ceilings:
-        values = _Values(data)
+        values = Values(data)
         return Ceilings(
             values.maybe_whole("max_draft_ahead"),
             values.maybe_whole("max_fan_out"),
@@ -71,6 +71,12 @@ class TargetReport:
     answers of drafts; both since its start.
     `ceilings` are those that it obeys now. `explanation` comes with some beats only.
     `config_error`: why its last `user_config` was not taken.
+
+    Since the last beat, None where there is nothing to divide by: `busy_share` of the time that
+    passes took, `tokens_per_s`, `acceptance_rate`. Now: `kv_cache_usage`, the mean number of
+    proposals in a `window`, `rtt_ms` to its farthest draft, the state of each attached draft's
+    circuit breaker, and whether speculation pays (`speculation_state`). `metrics` is everything
+    that it counts, since its start.
     """
 
     replica_id: str
@@ -94,10 +100,21 @@ class TargetReport:
     explanation: Explanation | None = None
     config_error: str = ""
     pass_ms: float = 0.0
+    kv_cache_usage: float | None = None
+    busy_share: float | None = None
+    tokens_per_s: float | None = None
+    acceptance_rate: float | None = None
+    window: float | None = None
+    rtt_ms: float | None = None
+    speculation_state: str = ""
+    breakers: Mapping[str, str] = field(default_factory=dict)
+    metrics: Snapshot = field(default_factory=lambda: Snapshot(Role.TARGET))
 
     def plain(self) -> Plain:
         return {
             **_flat(self),
+            "breakers": dict(self.breakers),
+            "metrics": self.metrics.plain(),
             "class_counts": plain_counts(self.class_counts),
             "ceilings": self.ceilings.plain(),
             "explanation": plain_explanation(self.explanation),
@@ -106,7 +123,7 @@ class TargetReport:
     @staticmethod
     def read(data: object) -> TargetReport:
         """Raises ReportError."""
-        values = _Values(data)
+        values = Values(data)
         return TargetReport(
             replica_id=values.name("replica_id"),
             boot_id=values.name("boot_id"),
@@ -129,6 +146,15 @@ class TargetReport:
             explanation=read_explanation(values.get("explanation")),
             config_error=values.sentence("config_error"),
             pass_ms=values.number("pass_ms"),
+            kv_cache_usage=values.maybe_number("kv_cache_usage"),
+            busy_share=values.maybe_number("busy_share"),
+            tokens_per_s=values.maybe_number("tokens_per_s"),
+            acceptance_rate=values.maybe_number("acceptance_rate"),
+            window=values.maybe_number("window"),
+            rtt_ms=values.maybe_number("rtt_ms"),
+            speculation_state=values.sentence("speculation_state"),
+            breakers=values.words("breakers", MAX_BREAKERS),
+            metrics=read_snapshot(values.get("metrics"), Role.TARGET, OF_ROLE[Role.TARGET]),
         )
 
 
@@ -137,7 +163,8 @@ class DraftReport:
     """One heartbeat of a draft. `connected` lists the target addresses with a live stream.
 
     Since the last beat: `busy_share` of the time its engine was computing (None: unknown),
-    `num_drafted_tokens`, and per pass `step_ms` and `batch` (sequences).
+    `num_drafted_tokens`, `tokens_per_s` of them (None: unknown), and per pass `step_ms` and
+    `batch` (sequences). `metrics` is everything that it counts, since its start.
     """
 
     replica_id: str
@@ -151,14 +178,20 @@ class DraftReport:
     num_drafted_tokens: int = 0
     step_ms: float = 0.0
     batch: float = 0.0
+    tokens_per_s: float | None = None
+    metrics: Snapshot = field(default_factory=lambda: Snapshot(Role.DRAFT))
 
     def plain(self) -> Plain:
-        return {**_flat(self), "connected": list(self.connected)}
+        return {
+            **_flat(self),
+            "connected": list(self.connected),
+            "metrics": self.metrics.plain(),
+        }
 
     @staticmethod
     def read(data: object) -> DraftReport:
         """Raises ReportError."""
-        values = _Values(data)
+        values = Values(data)
         busy_share = values.get("busy_share")
         return DraftReport(
             replica_id=values.name("replica_id"),
@@ -172,6 +205,8 @@ class DraftReport:
             num_drafted_tokens=values.whole("num_drafted_tokens"),
             step_ms=values.number("step_ms"),
             batch=values.number("batch"),
+            tokens_per_s=values.maybe_number("tokens_per_s"),
+            metrics=read_snapshot(values.get("metrics"), Role.DRAFT, OF_ROLE[Role.DRAFT]),
         )
 
 
@@ -184,7 +219,7 @@ def plain_guidance(priors: Mapping[AcceptanceClass, ClassCounts], ceilings: Ceil
 
 def read_guidance(data: object) -> tuple[Mapping[AcceptanceClass, ClassCounts], Ceilings]:
     """Raises ReportError."""
-    values = _Values(data)
+    values = Values(data)
     return read_counts(values.get("priors", ())), Ceilings.read(values.get("ceilings", {}))
 
 
@@ -219,8 +254,8 @@ def plain_counts(counts: Mapping[AcceptanceClass, ClassCounts]) -> list[Plain]:
 def read_counts(data: object) -> dict[AcceptanceClass, ClassCounts]:
     """Raises ReportError; more than MAX_CLASSES or MAX_POSITIONS are cut."""
     out: dict[AcceptanceClass, ClassCounts] = {}
-    for entry in _list(data, "class_counts")[:MAX_CLASSES]:
-        values = _Values(entry)
+    for entry in listed(data, "class_counts")[:MAX_CLASSES]:
+        values = Values(entry)
         try:
             mode = VerificationMode(values.name("mode"))
         except ReportError:
@@ -276,10 +311,10 @@ def read_explanation(data: object) -> Explanation | None:
     """Raises ReportError."""
     if data is None:
         return None
-    values = _Values(data)
-    inputs = _Values(values.get("inputs", {}))
+    values = Values(data)
+    inputs = Values(values.get("inputs", {}))
     choices = tuple(
-        _read_choice(_Values(c)) for c in _list(values.get("choices", ()), "choices")[:MAX_CHOICES]
+        _read_choice(Values(c)) for c in listed(values.get("choices", ()), "choices")[:MAX_CHOICES]
     )
     return Explanation(
         inputs={name[:MAX_NAME_CHARS]: inputs.signed(name) for name in inputs.keys(MAX_INPUTS)},
@@ -289,79 +324,13 @@ def read_explanation(data: object) -> Explanation | None:
     )
 
 
-def _read_choice(values: _Values) -> Choice:
+def _read_choice(values: Values) -> Choice:
     return Choice(
         values.number("num_speculative_tokens"),
         values.whole("rows"),
         values.number("tokens_per_pass"),
         values.number("pass_us"),
     )
-
-
-# -- values -------------------------------------------------------------------------------------
-
-
-class _Values:
-    """A dict from elsewhere, read one checked value at a time."""
-
-    def __init__(self, data: object) -> None:
-        if not isinstance(data, Mapping):
-            raise ReportError(f"expected names and values, not {type(data).__name__}")
-        self._data = data
-
-    def get(self, key: str, default: object = None) -> object:
-        return self._data.get(key, default)
-
-    def keys(self, limit: int) -> list[str]:
-        return [str(key) for key in list(self._data)[:limit]]
-
-    def name(self, key: str) -> str:
-        """A word that must be there."""
-        value = self._data.get(key)
-        if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS:
-            raise ReportError(f"{key} must be a text of 1 to {MAX_NAME_CHARS} characters")
-        return value
-
-    def names(self, key: str, limit: int) -> tuple[str, ...]:
-        values = _list(self._data.get(key, ()), key)[:limit]
-        if not all(isinstance(v, str) and len(v) <= MAX_NAME_CHARS for v in values):
-            raise ReportError(f"{key} must hold texts of at most {MAX_NAME_CHARS} characters")
-        return tuple(str(value) for value in values)
-
-    def sentence(self, key: str) -> str:
-        return str(self._data.get(key, ""))[:MAX_SENTENCE_CHARS]
-
-    def flag(self, key: str) -> bool:
-        return self._data.get(key, False) is True
-
-    def signed(self, key: str) -> float:
-        return _number(self._data.get(key, 0), key, -MAX_NUMBER)
-
-    def number(self, key: str) -> float:
-        return _number(self._data.get(key, 0), key)
-
-    def numbers(self, key: str, limit: int) -> tuple[float, ...]:
-        return tuple(_number(v, key) for v in _list(self._data.get(key, ()), key)[:limit])
-
-    def whole(self, key: str) -> int:
-        return int(self.number(key))
-
-    def maybe_whole(self, key: str) -> int | None:
-        return None if self._data.get(key) is None else self.whole(key)
-
-
-def _number(value: object, key: str, low: float = 0.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ReportError(f"{key} must be a number")
-    if not low <= value <= MAX_NUMBER:  # NaN, too
-        raise ReportError(f"{key} must be from {low:g} to {MAX_NUMBER:g}")
-    return float(value)
-
-
-def _list(value: object, key: str) -> Sequence[object]:
-    if not isinstance(value, list | tuple):
-        raise ReportError(f"{key} must be a list")
-    return value
 
 
 def _finite(value: float) -> float:

@@ -60,6 +60,8 @@ class GenerateRequest:
     `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
     `adapter`: the LoRA adapter of the target's model to apply; empty: the model itself.
     `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
+    `http_request_id`: what the client's side calls the request (x-request-id), for log lines only:
+    unlike `request_id` it need not be unique.
     `is_background`: no client waits for it. A target takes it only if it can start at once, and
     ends it (429, `no_place`) as soon as another request has to wait.
     Invariant: len(prompt_token_ids) >= 1 and prompt + max_tokens fits the target's context.
@@ -79,7 +81,13 @@ class GenerateRequest:
     cache_salt: int = 0
     adapter: str = ""
     traceparent: str = ""
+    http_request_id: str = ""
     is_background: bool = False
+
+    @property
+    def trace_id(self) -> str:
+        """Of the traceparent; empty without one."""
+        return self.traceparent[3:35]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,9 @@ class RoundDelta:
     then `finish_reason` is set; it is set in exactly one delta of a choice, its last. An EOS that
     ended the sequence is in `token_ids` (it counts as usage; the gateway writes no text for it).
     `num_draft_tokens` were proposed *and* verified; `num_speculative_tokens` is the cap (K) in
-    force. Times are milliseconds of this round, 0 when the stage did not happen.
+    force. A round lasts from the end of the round before (the first: from when the target got the
+    request) to the end of its pass: `wall_ms`. Each instant of it is in one of the eight others
+    (see `round_times`), so they add up; 0 when the stage did not happen or was hidden by a later.
     """
 
     round: int
@@ -129,10 +139,15 @@ class RoundDelta:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_speculative_tokens: int = 0
+    wall_ms: float = 0.0
     draft_ms: float = 0.0
-    wire_ms: float = 0.0
+    wire_out_ms: float = 0.0
+    window_ms: float = 0.0
     queue_ms: float = 0.0
     verify_ms: float = 0.0
+    sample_ms: float = 0.0
+    wire_back_ms: float = 0.0
+    rewind_ms: float = 0.0
     finish_reason: FinishReason | None = None
     choice: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()

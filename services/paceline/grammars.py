@@ -22,7 +22,8 @@ _BYTES_EOS = 256
 # Compiled grammars that are kept for the next request; beyond it the one not used longest goes.
 MAX_COMPILED_GRAMMARS = 32
 # What a grammar may cost. A lexer state takes 1 to 2 kB, and they live as long as the grammar; a
-# step is one mask. Compiling ends within a few hundred milliseconds, a mask within tens.
+# step is one mask. 64 KiB of a usual kind compile within 2 s and have masks of 40 ms; the worst we
+# know (thousands of `multipleOf`, or of `a?`) take tens of seconds. So never on an event loop.
 MAX_LEXER_STATES = 16_000
 MAX_GRAMMAR_SYMBOLS = 200_000
 COMPILE_FUEL = 1_000_000
@@ -91,6 +92,8 @@ class TokenGrammars:
             verbose_errors=False,
         )
         self._lock = threading.Lock()
+        # Held for as long as one grammar takes, so that it keeps nobody from those that are there.
+        self._compiling = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     @property
@@ -111,15 +114,29 @@ class TokenGrammars:
 
     def start(self, grammar: str) -> GrammarState:
         """The state before any output; ValueError as `check`."""
+        found = self._find(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
+        return found
+
+    def _find(self, grammar: str) -> GrammarState | None:
         with self._lock:
             matcher = self._compiled.get(grammar)
             if matcher is None:
-                matcher = self._compile(grammar)
-                self._compiled[grammar] = matcher
-                if len(self._compiled) > MAX_COMPILED_GRAMMARS:
-                    self._compiled.popitem(last=False)
+                return None
             self._compiled.move_to_end(grammar)
-            return GrammarState(matcher.deep_copy(), self.vocab_size, self.eos_token_ids)
+            return self._state(matcher)
+
+    def _keep(self, grammar: str, matcher: LLMatcher) -> GrammarState:
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MAX_COMPILED_GRAMMARS:
+                self._compiled.popitem(last=False)
+            return self._state(matcher)
+
+    def _state(self, matcher: LLMatcher) -> GrammarState:
+        return GrammarState(matcher.deep_copy(), self.vocab_size, self.eos_token_ids)
 
     def _compile(self, grammar: str) -> LLMatcher:
         if not grammar:

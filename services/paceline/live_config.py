@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.errors import ConfigError
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 Base = TypeVar("Base", bound=BaseModel)
 

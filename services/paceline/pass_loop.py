@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class PassLoop:

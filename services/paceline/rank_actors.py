@@ -30,7 +30,7 @@ from paceline.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.engine.tensor_parallel import TensorParallelRunner
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 2.0
 # A pass that takes longer hangs, and its replica is replaced: unless a deployment says otherwise.

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,11 +63,26 @@ class StagedStream:
         number = 0
         async for delta in self.inner:
             await self._targets.pass_round(number)
-            yield delta
+            yield timed(delta)
             number += 1
 
     def cancel(self) -> None:
         self.inner.cancel()
+
+
+def timed(delta: RoundDelta) -> RoundDelta:
+    """With times, which toys in one process do not have; each round has its own."""
+    times: dict[str, Any] = {
+        "wire_back_ms": 0.5,
+        "rewind_ms": 0.4,
+        "draft_ms": 2.0 * delta.num_draft_tokens,
+        "wire_out_ms": 1.5,
+        "window_ms": 0.8,
+        "queue_ms": 1.0 + delta.round % 3,
+        "verify_ms": 20.0,
+        "sample_ms": 0.5,
+    }
+    return replace(delta, wall_ms=sum(times.values()), **times)
 
 
 class Site:

@@ -19,6 +19,7 @@ KEY = "secret-key"
 IDENTICAL = "the two texts are identical."
 # As in services/paceline/gateway/static/rounds.js.
 MAX_ROWS = 400
+STAGES = ("wire_back", "rewind", "draft", "wire_out", "window", "queue", "verify", "sample")
 SPANS = "[...document.querySelectorAll('#{} .token')].map((e) => [e.classList[1], e.textContent])"
 FOCUSED = "document.activeElement.id || document.activeElement.className"
 
@@ -63,11 +64,10 @@ def rows(page: Any) -> list[str]:
 
 
 def row_of(each: dict[str, Any]) -> str:
-    times = {stage: each[f"{stage}_ms"] for stage in ("draft", "wire", "queue", "verify")}
-    bar = ", ".join(f"{stage} {ms:.1f} ms" for stage, ms in times.items())
+    bar = ", ".join(f"{stage.replace('_', ' ')} {each[f'{stage}_ms']:.1f} ms" for stage in STAGES)
     counts = (each["round"], each["num_speculative_tokens"])
     accepted = f"{each['accepted']} of {each['proposed']}"
-    numbers = [f"{ms:.1f}" for ms in (*times.values(), sum(times.values()))]
+    numbers = [f"{each[f'{name}_ms']:.1f}" for name in (*STAGES, "wall")]
     return "|".join([*map(str, counts), accepted, bar, *numbers])
 
 
@@ -130,6 +130,27 @@ def test_origins_differ_in_more_than_color(site: str, open_page: Any) -> None:
     assert len(shown) == 4
     assert all(looks[:3] == legend[origin][:3] for origin, looks in shown.items())
     assert all(looks[3] == origin for origin, looks in shown.items())
+
+
+def test_a_bar_is_the_stages_of_its_round(site: str, open_page: Any) -> None:
+    """In their order, on the scale of the slowest round."""
+    watched = open_page(site)
+    page = watched.page
+    fill(page)
+    run(page)
+    rounds = Stream(watched.answers[0]).rounds[::-1]
+    for each in rounds:
+        assert sum(each[f"{stage}_ms"] for stage in STAGES) == pytest.approx(each["wall_ms"])
+    slowest = max(each["wall_ms"] for each in rounds)
+    bars = page.evaluate(
+        "[...document.querySelectorAll('#rounds .bar')].map((bar) => "
+        "[...bar.children].map((part) => [part.className, parseFloat(part.style.width)]))"
+    )
+    assert len({tuple(width for _, width in bar) for bar in bars}) > 1
+    for bar, each in zip(bars, rounds, strict=True):
+        assert [name for name, _ in bar] == list(STAGES)
+        for name, width in bar:
+            assert width == pytest.approx(100 * each[f"{name}_ms"] / slowest, abs=0.01)
 
 
 def test_the_numbers_of_the_bars(site: str, open_page: Any) -> None:

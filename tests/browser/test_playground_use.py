@@ -243,7 +243,7 @@ def test_nothing_overflows_and_all_can_be_read(
     assert {"#error", "#history p", ".token.bonus", "th", "td", "#follow"} <= set(seen)
     assert min(seen.values()) >= 4.5, seen
     bars = page.evaluate(BAR_CONTRASTS)
-    assert len(bars) == 4
+    assert len(bars) == 8
     assert min(bars) >= 3, bars
     assert watched.strangers == []
 

@@ -19,8 +19,10 @@ from pydantic import BaseModel
 from paceline.gateway.chat import ChatBody
 from paceline.gateway.openai import CompletionBody, SpeculationOptions, StreamOptions
 from paceline.gateway.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, MESSAGE_NEUTRAL
+from paceline.gateway.tokenization import DetokenizeBody, TokenizeBody
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MODELS: dict[str, type[BaseModel]] = {TEXT: CompletionBody, CHAT: ChatBody}
 KEY = "sk-fuzz-0123456789abcdef"
 
@@ -84,6 +86,7 @@ class BodyFuzzer:
             (self._raw_value, 8),
             (self._malformed, 5),
             (self._edge, 7),
+            (self._tokens, 12),
         ):
             self._ways += [way] * weight
 
@@ -108,7 +111,9 @@ class BodyFuzzer:
                 for _ in range(rng.choice((1, 1, 2, 3)))
             ]
         else:
-            body["prompt"] = rng.choice((self._text(), [65, 66, 255], [0], self._text()))
+            one = (self._text(), [65, 66, 255], [0], self._text())
+            several = ([self._text() for _ in range(rng.choice((2, 3)))], [[65, 66], [0]])
+            body["prompt"] = rng.choice((*one, *one, *several))
         if rng.random() < 0.95:
             body["max_tokens"] = rng.choice((1, 1, 2, 5))
         return body
@@ -162,6 +167,32 @@ class BodyFuzzer:
     def _valid(self) -> HttpCase:
         path = self._path()
         return self._case(path, self._valid_body(path))
+
+    # -- text and tokens --------------------------------------------------------------------
+
+    def _tokens(self) -> HttpCase:
+        """Text to tokens, or tokens to text: as it should be, with any values, or no JSON."""
+        rng, path = self._rng, self._rng.choice((TOKENIZE, DETOKENIZE))
+        body: dict[str, Any] = {"model": "toy"} if rng.random() < 0.8 else {}
+        if path == DETOKENIZE:
+            body["tokens"] = [rng.randrange(257) for _ in range(rng.choice((0, 1, 5, 200)))]
+        elif rng.random() < 0.5:
+            body |= {"prompt": self._text(), "add_special_tokens": rng.random() < 0.5}
+        else:
+            body |= {"messages": self._minimal(CHAT)["messages"]}
+            body |= {"add_generation_prompt": rng.random() < 0.5}
+        if path == TOKENIZE and rng.random() < 0.5:
+            body["return_token_strs"] = True
+        model = TokenizeBody if path == TOKENIZE else DetokenizeBody
+        names = [*model.model_fields, "prompt", "tokens", "x" * 99]
+        for _ in range(rng.choice((0, 0, 1, 1, 3))):
+            body[rng.choice(names)] = self._value()
+        case = self._case(path, body)
+        if rng.random() < 0.2:
+            raw = case.chunks[0]
+            at = rng.randrange(len(raw))
+            case.chunks = [raw[:at] + rng.choice(RAW) + raw[at + rng.randrange(3) :]]
+        return case
 
     # -- wrong values -----------------------------------------------------------------------
 

@@ -23,12 +23,13 @@ from typing import Any
 
 from paceline.config import ApiKeyConfig, GatewayConfig, ModelConfig, SpeculationConfig
 from paceline.engine.loader import load_engine
+from paceline.errors import RequestError
 from paceline.gateway.api import build_api
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.testing.loopback import Loopback
-from tests.fuzz.bodies import CHAT, KEY, TEXT, BodyFuzzer, HttpCase
+from tests.fuzz.bodies import CHAT, DETOKENIZE, KEY, TEXT, TOKENIZE, BodyFuzzer, HttpCase
 
 STATUSES = frozenset({200, 400, 401, 404, 405, 408, 413, 415, 429, 431, 503})
 MAX_MODEL_LEN = 40
@@ -49,9 +50,14 @@ class LoopbackStream:
         self._loopback = loopback
         self._request = request
         self.session_ids = range(0)
+        self.is_over = False
 
     async def __aiter__(self) -> AsyncIterator[RoundDelta]:
-        self.session_ids, run = self._loopback.add(self._request)
+        try:
+            self.session_ids, run = self._loopback.add(self._request)
+        except RequestError:
+            self.is_over = True
+            raise
         num_read, open_choices = 0, set(range(self._request.n))
         while open_choices:
             while num_read == len(run.deltas):
@@ -62,6 +68,7 @@ class LoopbackStream:
                 open_choices.discard(delta.choice)
             await asyncio.sleep(0)
             yield delta
+        self.is_over = True
 
     def cancel(self) -> None:
         pass
@@ -80,7 +87,8 @@ class LoopbackTargets:
 
     def generate(self, request: GenerateRequest) -> LoopbackStream:
         stream = LoopbackStream(self.loopback, request)
-        self._streams = {request.request_id: stream}  # one at a time here
+        open_ones = {name: old for name, old in self._streams.items() if not old.is_over}
+        self._streams = open_ones | {request.request_id: stream}
         return stream
 
     async def abort(self, request_id: str, choice: int | None = None) -> None:
@@ -88,6 +96,8 @@ class LoopbackTargets:
         for index, session_id in enumerate(stream.session_ids if stream else ()):
             if choice in (None, index):
                 self.loopback.scheduler.abort(session_id)
+        if stream is not None and choice is None:
+            stream.is_over = True
 
     async def ready(self) -> bool:
         return True
@@ -110,6 +120,7 @@ class Answer:
 class Tally:
     num_bodies: int = 0
     num_streams: int = 0
+    num_tokenizations: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
     digest: int = 0
@@ -213,6 +224,9 @@ def check_answer(case: HttpCase, answer: Answer, tally: Tally) -> None:
         tally.num_streams += 1
     elif case.path in (TEXT, CHAT):
         check_whole(json.loads(answer.body), case.path)
+    elif case.path in (TOKENIZE, DETOKENIZE):
+        check_tokens(json.loads(answer.body), case.path)
+        tally.num_tokenizations += 1
     elif answer.headers[b"content-type"] == b"application/json":
         assert isinstance(json.loads(answer.body), dict)
     else:
@@ -253,6 +267,17 @@ def check_whole(body: dict[str, Any], path: str) -> None:
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert usage["total_tokens"] <= MAX_MODEL_LEN * len(body["choices"])
+
+
+def check_tokens(body: dict[str, Any], path: str) -> None:
+    if path == DETOKENIZE:
+        assert list(body) == ["prompt"]
+        assert isinstance(body["prompt"], str)
+        return
+    assert set(body) == {"count", "max_model_len", "tokens", "token_strs"}
+    assert body["count"] == len(body["tokens"])
+    assert all(type(token_id) is int for token_id in body["tokens"])
+    assert body["token_strs"] is None or len(body["token_strs"]) == body["count"]
 
 
 def check_stream(raw: bytes) -> None:

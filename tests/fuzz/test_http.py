@@ -16,6 +16,7 @@ def test_hostile_requests_get_clean_answers() -> None:
     tally = fuzz(random.SystemRandom().randrange(1 << 32), 1500)
     assert tally.num_bodies == 1500
     assert tally.num_streams > 10
+    assert tally.num_tokenizations > 10
     assert {200, 400, 404, 405, 413, 415} <= tally.statuses.keys()
     assert {"invalid_json", "invalid_value", "unknown_parameter"} <= tally.codes.keys()
 

@@ -22,6 +22,7 @@ from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable
 from paceline.protocol.messages import DraftMessage, Hello, TargetMessage
 from paceline.sampling.acceptance import coupled_token
 from paceline.sampling.params import SamplingParams, VerificationMode
+from paceline.target.round_clock import MAX_ROUND_ARRIVALS
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
 
@@ -287,7 +288,7 @@ class World:
             assert len(link.sessions) <= NUM_RUNNING
         for sequence in self.scheduler._sequences.values():
             assert sequence.session.window_len <= 16
-            assert len(sequence.arrivals) <= 16 + 1, "arrivals grow"
+            assert len(sequence.clock._arrivals) <= MAX_ROUND_ARRIVALS, "arrivals grow"
         for draft in self.drafts.values():
             assert len(draft.table) <= DRAFT_SESSIONS, "the sessions of a draft grow"
             for session in _sessions(draft.table):

@@ -53,6 +53,7 @@ u64 = st.integers(0, 2**64 - 1)
 u32 = st.integers(0, 2**32 - 1)
 size = st.integers(1, MAX_INT)
 counter = st.integers(0, MAX_COUNTER)
+context = st.just(b"") | st.binary(min_size=25, max_size=25)
 position = st.integers(0, MAX_INT)
 start = st.integers(0, MAX_INT - 64)
 printable = st.characters(codec="utf-8").filter(str.isprintable)
@@ -98,6 +99,7 @@ welcomes = st.builds(
     model_id=name,
     vocab_size=size,
     tokenizer_hash=name,
+    unix_offset_us=counter,
 )
 opens = st.builds(
     OpenSession,
@@ -110,6 +112,7 @@ opens = st.builds(
     limit_position=position,
     cache_salt=u64,
     fan_out=st.integers(0, MAX_FAN_OUT),
+    trace_context=context,
 )
 openeds = st.builds(Opened, u64, u32, st.sampled_from(OpenStatus))
 
@@ -126,7 +129,7 @@ def draw_law(draw: st.DrawFn) -> SparseProbs:
 
 drafts = st.builds(
     DraftTokens, u64, u32, start, u64, token_ids, last_round=counter, draft_us=counter,
-    sent_us=counter, is_branch=st.booleans(),
+    sent_us=counter, is_branch=st.booleans(), began_us=counter, received_us=counter,
 )  # fmt: skip
 drafts_with_laws = st.lists(draw_law(), min_size=1, max_size=4).flatmap(
     lambda laws: drafts.map(
@@ -147,11 +150,12 @@ verdicts = token_ids.flatmap(
         num_accepted_tokens=st.integers(0, len(ids)),
         limit_position=position,
         round=counter,
-        trace_context=st.just(b"") | st.binary(min_size=25, max_size=25),
+        trace_context=context,
         queue_us=counter,
         verify_us=counter,
         has_rejection=st.booleans(),
         fan_out=st.integers(0, MAX_FAN_OUT),
+        sent_us=counter,
     )
 )
 both = (
@@ -236,6 +240,7 @@ def test_mutated_messages(body: bytes) -> None:
     decodes_or_refuses(pb.SpeculateRequest(crc32=zlib.crc32(body), body=body).SerializeToString())
 
 
+COUNTERS = ("last_round", "draft_us", "sent_us", "began_us", "received_us")
 fields_of_any_size = st.fixed_dictionaries(
     {
         "session_id": u64,
@@ -246,6 +251,8 @@ fields_of_any_size = st.fixed_dictionaries(
         "last_round": u64,
         "draft_us": u64,
         "sent_us": u64,
+        "began_us": u64,
+        "received_us": u64,
         "is_branch": st.booleans(),
     }
 )
@@ -263,7 +270,7 @@ def test_random_fields_are_refused_exactly_when_out_of_range(entries: list[dict[
         entry["token_ids"]
         and max(entry["token_ids"]) < VOCAB_SIZE
         and entry["start"] + len(entry["token_ids"]) <= MAX_INT
-        and max(entry["last_round"], entry["draft_us"], entry["sent_us"]) <= MAX_COUNTER
+        and max(value for name, value in entry.items() if name in COUNTERS) <= MAX_COUNTER
         for entry in entries
     )
     try:

@@ -150,15 +150,15 @@ def test_stream_says_what_the_whole_answer_says(
             "speculation": {"include_rounds": include_rounds},
         }
     )
-    plan = Planner(GatewayConfig(), TOY, 64).plan(body, "cmpl-1", 0)
+    plans = Planner(GatewayConfig(), TOY, 64).plans(body, "cmpl-1", [0])
     assembler, items = assemble(deltas(token_ids, cuts, "length"), stop_strings)
-    chunks = ChunkBuilder(plan, created=1)
-    raw = b"".join(chunks.round(item) for item in items)
-    raw += chunks.end(assembler.usage)
+    chunks = ChunkBuilder(plans, 1, [assembler.usage])
+    raw = b"".join(chunks.round(0, item) for item in items)
+    raw += chunks.end()
     events = raw.decode().removesuffix("\n\n").split("\n\n")
     assert [event for event in events if event == "data: [DONE]"] == events[-1:]
     parsed = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
-    whole = whole_body(plan, 1, items, assembler.usage)
+    whole = whole_body(plans, 1, [items], assembler.usage)
     text = "".join(choice["text"] for chunk in parsed for choice in chunk["choices"])
     assert text == whole["choices"][0]["text"]
     assert parsed[-1]["usage"] == whole["usage"]

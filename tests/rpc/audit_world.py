@@ -256,7 +256,7 @@ class World:
         given = {"prompt": prompt, "max_tokens": 32} | fields
         body = CompletionBody.model_validate({"model": "toy", **given})
         with self.service.places(body):
-            plan = await self.service.plan(Endpoint.COMPLETIONS, body)
+            (plan,) = await self.service.plans(Endpoint.COMPLETIONS, body)
             answer = self.service.answer(plan)
             items = [item async for item in self.service.rounds(plan, answer)]
         self.num_accepted += answer.usage.num_accepted_tokens

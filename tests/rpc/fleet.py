@@ -73,7 +73,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 async def until_free(driver: TargetDriver | DraftDriver) -> None:
     """Until the engine has all its KV blocks back (it frees before its next pass)."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await driver.worker.free_blocks(check=True) != driver.worker.info.num_blocks:
             driver.check_health()
 

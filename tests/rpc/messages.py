@@ -45,6 +45,7 @@ WELCOME = Welcome(
     model_id="large",
     vocab_size=VOCAB_SIZE,
     tokenizer_hash="sha256:abc",
+    unix_offset_us=2**53 - 1,
 )
 OPEN = OpenSession(
     session_id=U64,
@@ -70,6 +71,7 @@ OPEN = OpenSession(
     limit_position=19,
     cache_salt=U64 - 1,
     fan_out=MAX_FAN_OUT,
+    trace_context=bytes(range(25)),
 )
 OPENED = Opened(session_id=U64, epoch=3, status=OpenStatus.BUSY)
 DRAFT_TOKENS = DraftTokens(
@@ -82,6 +84,8 @@ DRAFT_TOKENS = DraftTokens(
     draft_us=830,
     sent_us=2**53 - 1,
     is_branch=True,
+    began_us=2**53 - 1,
+    received_us=2**53 - 1,
 )
 DRAFT_WITH_LAWS = DraftTokens(
     session_id=7,
@@ -105,6 +109,7 @@ VERDICT = Verdict(
     verify_us=9_000,
     has_rejection=True,
     fan_out=3,
+    sent_us=2**53 - 1,
 )
 NACK = Nack(session_id=7, epoch=3, have_len=11)
 CLOSE = CloseSession(session_id=7, epoch=3, reason=CloseReason.REPLACED)

@@ -108,13 +108,15 @@ async def test_a_poisoned_sequence_does_not_cost_the_others_their_draft() -> Non
     ]
     given_up: set[int] = set()
 
-    async with asyncio.timeout(20), pair(Allergic(fleet.INFO)) as (target, driver):
+    async with asyncio.timeout(60), pair(Allergic(fleet.INFO)) as (target, driver):
         receive = target.scheduler.drafts.receive
 
-        def record(link_id: int, message: DraftMessage, now_us: int, wire_us: int = 0) -> None:
+        def record(
+            link_id: int, message: DraftMessage, now_us: int, offset_us: int | None = None
+        ) -> None:
             if isinstance(message, CloseSession):
                 given_up.add(message.session_id)
-            receive(link_id, message, now_us, wire_us)
+            receive(link_id, message, now_us, offset_us)
 
         target.scheduler.drafts.receive = record
         got = await asyncio.gather(*(fleet.collect(target, one) for one in wanted))

@@ -208,7 +208,7 @@ async def load(target: TargetDriver, num: int) -> AsyncIterator[Callable[[], Awa
 
 
 async def test_rolling_restart_of_drafts_under_load() -> None:
-    settings = settings_for(600)
+    settings = fleet.with_rpc(settings_for(600), stall_timeout_s=30.0)
     async with fleet.target(settings, step_ms=STEP_MS) as target, AsyncExitStack() as stack:
         serving: list[DraftDriver] = []
         for name in ("a1", "b1"):

@@ -19,7 +19,7 @@ from tests.rpc import fleet
 
 SETTINGS = fleet.with_rpc(
     fleet.config(),
-    stall_timeout_s=0.1,
+    stall_timeout_s=0.4,
     breaker_failures=1,
     breaker_min_s=0.05,
     breaker_max_s=0.2,

@@ -22,7 +22,7 @@ CONFIG = RpcConfig()
 LIMITS = WireLimits.from_config(CONFIG, m.VOCAB_SIZE)
 HOST = "127.0.0.1"
 PORTS = (53000, 53999)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 OnStream = Callable[[Hello, TargetStream], Awaitable[None]]
 

@@ -6,6 +6,7 @@ package shows for the same request: greedy text is the same however it is asked 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -83,6 +85,30 @@ def test_langchain(url: str, chat_text: str, completion_text: str) -> None:
     assert OpenAI(max_tokens=MAX_TOKENS, **fields).invoke(PROMPT) == completion_text
 
 
+def test_several_prompts_at_once(url: str, client: openai.OpenAI) -> None:
+    """LangChain sends the prompts of a batch in one request; each gets what it gets alone."""
+    from langchain_openai import OpenAI
+
+    prompts = [PROMPT, "Water is", "Once upon a time"]
+    sent: Any = {"model": MODEL, "max_tokens": MAX_TOKENS, "temperature": 0}
+    expected = [
+        client.completions.create(prompt=prompt, **sent).choices[0].text for prompt in prompts
+    ]
+    with httpx.Client(timeout=120) as http:
+        fields: Any = sent | {"base_url": f"{url}/v1", "api_key": "none", "http_client": http}
+        result = OpenAI(**fields).generate(prompts)
+        assert [generation.text for [generation] in result.generations] == expected
+        assert result.llm_output["token_usage"]["completion_tokens"] == 3 * MAX_TOKENS
+        assert OpenAI(**fields).batch(prompts) == expected
+        pairs = OpenAI(n=2, **fields).generate(prompts).generations
+    assert [[item.text for item in pair] for pair in pairs] == [[text] * 2 for text in expected]
+
+    texts = [""] * 3
+    for chunk in client.completions.create(prompt=prompts, stream=True, **sent):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == expected
+
+
 def test_langchain_structured_output(url: str) -> None:
     from langchain_openai import ChatOpenAI
 
@@ -102,6 +128,17 @@ def test_langchain_structured_output(url: str) -> None:
 # ---------------------------------------------------------------------------------- litellm
 
 
+@pytest.fixture
+def own_loop() -> Iterator[None]:
+    """litellm makes an event loop where it finds none, and never closes it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("own_loop")
 def test_litellm(url: str, chat_text: str, completion_text: str) -> None:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network
     import litellm

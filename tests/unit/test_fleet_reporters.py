@@ -1,5 +1,7 @@
 """What replicas say of themselves with each heartbeat, and what a target does with the answer."""
 
+import itertools
+
 import pytest
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
@@ -12,6 +14,9 @@ from paceline.fleet_reports import (
     TargetReport,
     plain_guidance,
 )
+from paceline.metrics import target_catalog as catalog
+from paceline.metrics.catalog import OF_ROLE
+from paceline.metrics.metric import Role
 from paceline.protocol.draft_table import DraftTable
 from paceline.protocol.lookahead import (
     AcceptanceClass,
@@ -58,9 +63,10 @@ class Target:
         self.scheduler = Scheduler(INFO, TargetConfig(), config, RpcConfig())
         self.policy = self.scheduler.policy = Policy(self.scheduler.policy.limits)
         self.reporter = FleetReporter(self.scheduler, "t", "boot", "host:1")
+        self.times = itertools.count(10.0)
 
     def beat(self):
-        return TargetReport.read(self.reporter.report(num_drafts=2))
+        return TargetReport.read(self.reporter.report(num_drafts=2, now_s=next(self.times)))
 
 
 @pytest.fixture
@@ -115,6 +121,37 @@ def test_a_pass_takes_what_those_since_the_last_beat_took(target):
     assert target.beat().pass_ms == 0.0
 
 
+def test_rates_are_those_since_the_last_beat(target):
+    stats = target.scheduler.stats
+    first = target.beat()
+    assert (first.busy_share, first.tokens_per_s, first.acceptance_rate) == (None, None, None)
+    stats.busy_us, stats.num_committed_tokens = 250_000, 30
+    stats.num_draft_tokens, stats.num_accepted_tokens = 8, 6
+    second = target.beat()
+    assert (second.busy_share, second.tokens_per_s, second.acceptance_rate) == (0.25, 30.0, 0.75)
+    third = target.beat()
+    assert (third.busy_share, third.tokens_per_s, third.acceptance_rate) == (0.0, 0.0, None)
+
+
+def test_what_is_so_now(target):
+    plain = target.reporter.report(1, next(target.times), {"a": 1500, "b": 2500})
+    report = TargetReport.read(plain)
+    assert (report.rtt_ms, report.kv_cache_usage, report.window) == (2.5, 0.0, 0.0)
+    assert (report.speculation_state, report.breakers) == ("drafting", {})
+    assert report.metrics.get(catalog.RTT, "a") == 0.0015
+    assert report.metrics == target.reporter.snapshot
+    assert target.beat().rtt_ms is None
+
+
+def test_everything_that_is_counted_comes_with_it(target):
+    target.scheduler.stats.num_refused = 3
+    metrics = target.beat().metrics
+    assert metrics.get(catalog.TARGET_LIMITS, "target.max_queued_seqs") == 3
+    shown = {metric.name for metric, _, _ in metrics}
+    of_links = {catalog.RTT.name, catalog.LINK_SESSIONS.name, catalog.BREAKER_STATE.name}
+    assert set(OF_ROLE[Role.TARGET]) - shown == of_links, "there are no drafts"
+
+
 def test_explanations_come_with_some_beats_only(target):
     target.policy.why = WHY
     sent = [target.beat().explanation for _ in range(2 * EXPLAIN_EVERY_BEATS)]
@@ -164,5 +201,7 @@ def test_what_a_draft_says():
     second = DraftReport.read(reporter.report((), 12.0))
     assert (second.busy_share, second.num_drafted_tokens) == (0.25, 30)
     assert (second.step_ms, second.batch, second.is_draining) == (50.0, 3.0, True)
+    assert (first.tokens_per_s, second.tokens_per_s) == (None, 15.0)
+    assert set(OF_ROLE[Role.DRAFT]) == {metric.name for metric, _, _ in second.metrics}
     third = DraftReport.read(reporter.report((), 13.0))
     assert (third.busy_share, third.num_drafted_tokens, third.step_ms, third.batch) == (0, 0, 0, 0)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.fleet_reports import (
+    MAX_BREAKERS,
     MAX_CHOICES,
     MAX_CLASSES,
     MAX_CONNECTED,
@@ -24,6 +25,9 @@ from paceline.fleet_reports import (
     plain_guidance,
     read_guidance,
 )
+from paceline.metrics import draft_catalog, target_catalog
+from paceline.metrics.metric import Role
+from paceline.metrics.snapshot import Snapshot
 from paceline.protocol.lookahead import (
     AcceptanceClass,
     Choice,
@@ -33,15 +37,26 @@ from paceline.protocol.lookahead import (
 )
 from paceline.sampling.params import VerificationMode
 
+
+def snapshot(role, metric):
+    taken = Snapshot(role)
+    taken.put(metric, 7)
+    return taken
+
+
 KIND = AcceptanceClass("toy", VerificationMode.COUPLED, 0.75)
 COUNTS = {KIND: ClassCounts((9.5, 4.0), (4.0, 1.0))}
 TARGET = TargetReport(
     "t", "boot", "host:1", 7, 3, 2, 1, True, 2.5, 3.5, 16, 12, 2, 10.0, 4.0, 5, COUNTS,
     Ceilings(6, None, 4),
     Explanation({"rtt_us": 500.0, "gain": -0.5}, (Choice(2.0, 6, 2.5, 25e3),), 0, "it pays"),
-    "unknown key x", 25.5,
+    "unknown key x", 25.5, 0.5, 0.75, 31.5, 0.625, 2.5, 1.25, "drafting", {"d": "dark"},
+    snapshot(Role.TARGET, target_catalog.ROUNDS),
 )  # fmt: skip
-DRAFT = DraftReport("d", "boot", 7, 128, 3, ("host:1", "host:2"), True, 0.5, 99, 3.25, 2.5)
+DRAFT = DraftReport(
+    "d", "boot", 7, 128, 3, ("host:1", "host:2"), True, 0.5, 99, 3.25, 2.5, 12.5,
+    snapshot(Role.DRAFT, draft_catalog.TOKENS),
+)  # fmt: skip
 
 
 def travelled(plain):
@@ -123,9 +138,24 @@ def test_a_draft_of_too_many_streams():
     assert report.connected == many[:MAX_CONNECTED]
 
 
+def test_breakers_are_bounded():
+    many = {f"d{n}": "closed" for n in range(MAX_BREAKERS + 1)}
+    report = TargetReport.read({**TARGET.plain(), "breakers": many})
+    assert len(report.breakers) == MAX_BREAKERS
+
+
+def test_metrics_of_another_release_are_left_out_and_the_report_is_taken():
+    metrics = {**TARGET.plain()["metrics"], "paceline_unicorns_total": [[[], 3]], "x": "y"}
+    assert TargetReport.read({**TARGET.plain(), "metrics": metrics}) == TARGET
+    assert TargetReport.read({**TARGET.plain(), "metrics": None}).num_running == 3
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"breakers": 3}, "breakers"),
+        ({"breakers": {"d": 3}}, "breakers"),
+        ({"busy_share": "x"}, "busy_share"),
         ({"replica_id": ""}, "replica_id"),
         ({"replica_id": "x" * (MAX_NAME_CHARS + 1)}, "replica_id"),
         ({"address": 7}, "address"),

@@ -27,6 +27,8 @@ from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
+from tests.unit.metrics.limits import METRICS_CONSTANTS
+from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
 HERE = "unit/test_limits.py"
@@ -36,6 +38,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 
 # field -> file under tests/ and the function in it. `model.*` stands for both models.
 LIMITS: dict[str, str] = {
+    **TRACING_LIMITS,
     **AUDIT_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
@@ -47,6 +50,7 @@ LIMITS: dict[str, str] = {
     "gateway.max_logit_biases": f"{GATEWAY}/test_sampling_fields.py::test_limits",
     "gateway.max_logprobs": f"{GATEWAY}/test_sampling_fields.py::test_limits",
     "gateway.max_n": f"{GATEWAY}/test_sampling_fields.py::test_limits",
+    "gateway.max_prompts": f"{GATEWAY}/test_prompts.py::test_limits",
     "gateway.max_retries": f"{GATEWAY}/test_retries.py::test_tries_end",
     "gateway.max_concurrent_requests": f"{GATEWAY}/test_lifetime.py::test_too_many_requests",
     "gateway.ready_timeout_s": f"{GATEWAY}/test_lifetime.py::test_ready_and_health",
@@ -54,9 +58,8 @@ LIMITS: dict[str, str] = {
     "test_bodies_that_never_come_take_no_place",
     "gateway.target_silence_s": GATEWAY + "/test_retries.py::"
     "test_a_target_without_a_sign_of_life_is_lost",
-    "gateway.write_timeout_s": (
-        f"{GATEWAY}/test_connection.py::test_a_client_that_stops_reading_is_cut"
-    ),
+    "gateway.write_timeout_s": GATEWAY + "/test_connection.py::"
+    "test_a_client_that_stops_reading_is_cut",
     "gateway.request_timeout_s": f"{GATEWAY}/test_lifetime.py::test_deadline",
     "gateway.api_keys": f"{HERE}::test_api_keys_are_bounded",
     "gateway.max_grammar_bytes": f"{GATEWAY}/test_tool_limits.py::test_as_large_a_grammar",
@@ -133,15 +136,15 @@ LIMITS: dict[str, str] = {
 }
 
 NOT_A_LIMIT: dict[str, str] = {
+    **TRACING_NOT_A_LIMIT,
     **AUDIT_NO_LIMITS,
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",
     "gateway.keepalive_interval_s": "pace",
-    "gateway.public_metrics": "switch",
-    "gateway.playground": "switch",
-    "gateway.api_keys.name": "name",
-    "gateway.api_keys.sha256": "name",
+    **dict.fromkeys(("gateway.public_metrics", "gateway.playground"), "switch"),
+    **dict.fromkeys(("gateway.api_keys.name", "gateway.api_keys.sha256"), "name"),
+    **dict.fromkeys(("logging.format", "logging.level"), "kind"),
     **dict.fromkeys(("gateway.chat_template", "models.chat_template"), "name"),
     **dict.fromkeys(("gateway.tool_call_format", "models.tool_call_format"), "kind"),
     **dict.fromkeys(("gateway.reasoning_format", "models.reasoning_format"), "kind"),
@@ -166,14 +169,14 @@ NOT_A_LIMIT: dict[str, str] = {
     "model.attention_backend": "kind",
     "model.enforce_eager": "switch",
     "model.reproducible": "switch",
-    "model.toy_error_rate": "toy",
-    "model.toy_step_ms": "toy",
-    "model.toy_row_ms": "toy",
+    **dict.fromkeys(("model.toy_error_rate", "model.toy_step_ms", "model.toy_row_ms"), "toy"),
 }
 
 # module and name -> its test.
 CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
+    **TRACING_CONSTANTS,
+    **METRICS_CONSTANTS,
     **AUDIT_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
@@ -198,25 +201,15 @@ CONSTANTS: dict[str, str] = {
     "fleet_reports:MAX_POSITIONS": "unit/test_fleet_reports.py::test_long_lists_are_cut",
     "fleet_reports:MAX_INPUTS": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
     "fleet_reports:MAX_CHOICES": "unit/test_fleet_reports.py::test_an_explanation_is_bounded",
-    "fleet_reports:MAX_SENTENCE_CHARS": (
-        "unit/test_fleet_reports.py::test_an_explanation_is_bounded"
-    ),
     "fleet_reports:MAX_CONNECTED": "unit/test_fleet_reports.py::test_a_draft_of_too_many_streams",
     "fleet_reports:MAX_NAME_CHARS": "unit/test_fleet_reports.py::test_nonsense_is_refused_by_name",
-    "target.fleet_reporter:CEILINGS_EXPIRE_S": (
-        "unit/test_fleet_reporters.py::test_the_last_word_stays_but_its_ceilings_expire"
-    ),
     "gateway.tools:MAX_TOOLS": f"{GATEWAY}/test_tool_limits.py::test_as_many_tools",
     "gateway.tools:MAX_SCHEMA_DEPTH": f"{GATEWAY}/test_tool_limits.py::test_as_deep_a_schema",
     "gateway.chat:MAX_TEMPLATE_KWARGS": f"{GATEWAY}/test_tool_limits.py::test_as_many_kwargs",
     "gateway.structured:MAX_GUIDED_CHOICES": f"{GATEWAY}/test_tool_limits.py::test_as_many_choices",
     "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
-    "gateway.metrics:MAX_POSITION": f"{GATEWAY}/test_metrics.py::test_positions_are_bounded",
-    "gateway.metrics:MAX_CODES": f"{GATEWAY}/test_metrics.py::test_codes_are_bounded",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
-    "gateway.fleet:FLEET_TIMEOUT_S": (
-        f"{GATEWAY}/test_fleet.py::test_a_controller_that_is_gone_or_hangs_is_a_503"
-    ),
+    "logs:MAX_MESSAGE_CHARS": "unit/test_logs.py::test_long_messages_are_cut",
     "bench.statistics:MAX_SAMPLES": (
         f"{BENCH}/test_statistics.py::test_samples_are_bounded_and_stay_a_fair_sample"
     ),
@@ -372,9 +365,9 @@ def test_lists_of_a_body(
 ) -> None:
     """The limit itself is allowed; one more names the field and the limit."""
     planner = Planner(GatewayConfig.model_validate(limits), ToyTokenizer(), 64)
-    planner.plan(fits, "id", 0)
+    planner.plans(fits, "id", [0])
     with pytest.raises(RequestError, match=str(*limits.values())) as caught:
-        planner.plan(more, "id", 0)
+        planner.plans(more, "id", [0])
     param = "messages" if isinstance(more, ChatBody) else "stop"
     assert (caught.value.param, caught.value.code) == (param, said)
 

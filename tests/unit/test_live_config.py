@@ -59,7 +59,7 @@ def test_at_the_start_nonsense_raises_a_sentence(taken, user_config, said):
 
 @pytest.mark.parametrize(("user_config", "said"), BAD)
 def test_later_nonsense_is_logged_and_the_values_before_stay(taken, user_config, said, caplog):
-    caplog.set_level(logging.INFO, logger="ray.serve")
+    caplog.set_level(logging.INFO, logger="paceline")
     taken.live.apply({"num_speculative_tokens": 5})
     taken.live.apply(user_config)
     assert [config.num_speculative_tokens for config in taken] == [5]

@@ -11,7 +11,7 @@ from ray.serve.deployment import Deployment
 from ray.serve.handle import DeploymentHandle
 
 from paceline.app import build_app
-from paceline.config import AppConfig, PoolConfig
+from paceline.config import AppConfig, LoggingConfig, PoolConfig
 from paceline.config.live import check_user_config
 
 OFF = {"speculation": {"method": "off"}}
@@ -174,8 +174,9 @@ class TestApplication:
         models={"org/second": {**lengths(target=512), **OFF}, "third": {"draft": {}}},
     )
 
-    def deployments(self) -> dict[str, Deployment]:
-        application = built(build_app(self.CONFIG), name="paceline")
+    def deployments(self, **logging: str) -> dict[str, Deployment]:
+        config = self.CONFIG.model_copy(update={"logging": LoggingConfig.model_validate(logging)})
+        application = built(build_app(config), name="paceline")
         return {deployment.name: deployment for deployment in application.deployments}
 
     def test_every_pool_is_deployed_and_nothing_else(self) -> None:
@@ -193,8 +194,9 @@ class TestApplication:
         assert timeout_s == 17
 
     def test_the_gateway_has_the_handles_of_all(self) -> None:
-        config, pools = self.deployments()["Gateway"].init_args
+        config, pools, logging = self.deployments()["Gateway"].init_args
         assert config == self.CONFIG.gateway
+        assert logging == self.CONFIG.logging
         for handles, pool in zip(pools, self.CONFIG.pools, strict=True):
             assert handles.gateway == pool.config.gateway
             assert handles.config == pool.config.target
@@ -202,3 +204,10 @@ class TestApplication:
             held = [handle.deployment_name for handle in named if handle is not None]
             assert tuple(held) == pool.deployments
             assert isinstance(handles.target, DeploymentHandle)
+
+    def test_serve_writes_json_where_replicas_do(self) -> None:
+        for name, deployment in self.deployments(format="json").items():
+            assert deployment.logging_config["encoding"] == "JSON"
+            given = deployment.init_args[0 if name.startswith(("Target", "Draft")) else -1]
+            assert getattr(given, "logging", given).format == "json"
+        assert [d for d in self.deployments().values() if d.logging_config is not None] == []

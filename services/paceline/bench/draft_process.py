@@ -20,6 +20,7 @@ from paceline.engine.worker import EngineWorker
 from paceline.protocol.draft_table import SUPPORTED_MODES
 from paceline.protocol.messages import PROTOCOL_VERSION, Hello
 from paceline.rpc.client import dial
+from paceline.tracing.process import ProcessTracer, open_tracer
 
 # Of a measurement of the round trip: as many as the clock filter looks at.
 _NUM_PINGS = 32
@@ -45,6 +46,7 @@ class DraftProcess:
     def __init__(self) -> None:
         self._engine: TimedEngine | None = None
         self._driver: DraftDriver | None = None
+        self._tracer: ProcessTracer | None = None
 
     async def start(
         self, address: str, config: Json, costs: Json, script: Json, max_len: int
@@ -54,7 +56,10 @@ class DraftProcess:
         num_seqs = settings.draft.max_sessions
         self._engine = draft_engine(Costs(**costs), script_from_json(script), max_len, num_seqs)
         worker = EngineWorker(self._engine)
-        self._driver = DraftDriver(worker, settings.draft, settings.rpc, "bench-draft", "boot")
+        self._tracer = open_tracer(settings.tracing, "paceline-draft", {})
+        self._driver = DraftDriver(
+            worker, settings.draft, settings.rpc, "bench-draft", "boot", self._tracer
+        )
         await self._driver.start()
         self._driver.set_targets([address])
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -77,8 +82,11 @@ class DraftProcess:
 
     async def stop(self) -> Json:
         driver, self._driver, self._engine = self._driver, None, None
+        tracer, self._tracer = self._tracer, None
         if driver is not None:
             await driver.stop()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         return {}
 
     async def ping(self, address: str, config: Json) -> Json:

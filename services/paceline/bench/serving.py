@@ -25,7 +25,7 @@ from paceline.bench.schemes import (
     prompt,
     target_engine,
 )
-from paceline.config import AppConfig
+from paceline.config import AppConfig, TracingConfig
 from paceline.engine.timed import TimedEngine
 from paceline.engine.worker import EngineWorker
 from paceline.errors import RequestError
@@ -33,10 +33,14 @@ from paceline.generation import GenerateRequest
 from paceline.sampling.params import SamplingParams
 from paceline.target.driver import TargetDriver
 from paceline.target.stats import SchedulerStats
+from paceline.tracing.context import MASK_64, is_sampled
+from paceline.tracing.process import ProcessTracer, open_tracer
 
 _GREEDY = SamplingParams(temperature=0.0)
 _ATTACH_TIMEOUT_S = 20.0
 _PING_INTERVAL_S = 0.1
+_GOLDEN = 0x9E3779B97F4A7C15
+NO_TRACING = TracingConfig()
 
 
 def app_config(setting: Setting, scheme: Scheme, num_seqs: int) -> AppConfig:
@@ -157,8 +161,12 @@ class Service:
         setting: Setting,
         draft: Helper | None,
         run: int,
+        tracer: ProcessTracer | None = None,
+        sample_ratio: float = 0.0,
     ) -> None:
         self.driver = driver
+        self.tracer = tracer
+        self._sample_ratio = sample_ratio
         self.num_failures = 0
         self._engine = engine
         self._setting = setting
@@ -186,6 +194,7 @@ class Service:
                 self._setting.max_tokens,
                 _GREEDY,
                 ignore_eos=True,
+                traceparent=self._traceparent(number),
             )
             try:
                 async with aclosing(self.driver.generate(request)) as deltas:
@@ -194,6 +203,15 @@ class Service:
             except RequestError:
                 self.num_failures += 1
                 await asyncio.sleep(0.1)  # not a million of them
+
+    def _traceparent(self, number: int) -> str:
+        """What a gateway would say: of any number of requests in a row the right share is
+        sampled."""
+        if self.tracer is None:
+            return ""
+        trace_id = (number + 1) * _GOLDEN & MASK_64
+        flags = int(is_sampled(trace_id, self._sample_ratio))
+        return f"00-{trace_id:032x}-{trace_id or 1:016x}-{flags:02x}"
 
     def _end_pass(self) -> None:
         if self._next_pass is not None and not self._next_pass.done():
@@ -226,14 +244,22 @@ class Service:
 
 @asynccontextmanager
 async def service(
-    setting: Setting, scheme: Scheme, helpers: Helpers, num_seqs: int, run: int = 0
+    setting: Setting,
+    scheme: Scheme,
+    helpers: Helpers,
+    num_seqs: int,
+    run: int = 0,
+    tracing: TracingConfig = NO_TRACING,
 ) -> AsyncIterator[Service]:
     """Without clients yet; a draft, if the scheme has one, is attached."""
-    config = app_config(setting, scheme, num_seqs)
+    config = app_config(setting, scheme, num_seqs).model_copy(update={"tracing": tracing})
     max_len = setting.max_tokens + PROMPT_LEN
     engine = target_engine(setting.costs, max_len, num_seqs)
     async with AsyncExitStack() as stack:
-        driver = TargetDriver(EngineWorker(engine), config, "bench-target", "boot")
+        tracer = open_tracer(tracing, "paceline-target", {})
+        if tracer is not None:
+            stack.callback(tracer.close)
+        driver = TargetDriver(EngineWorker(engine), config, "bench-target", "boot", tracer)
         await stack.enter_async_context(driver)
         draft = None
         if scheme.kind is Kind.OURS:
@@ -252,6 +278,7 @@ async def service(
             async with asyncio.timeout(_ATTACH_TIMEOUT_S):
                 while not driver.num_links:  # noqa: ASYNC110 - the driver has no event for it
                     await asyncio.sleep(0.005)
-        running = Service(driver, engine, setting, draft, run)
+        ratio = tracing.sample_ratio
+        running = Service(driver, engine, setting, draft, run, tracer, ratio)
         stack.push_async_callback(running.set_concurrency, 0)
         yield running

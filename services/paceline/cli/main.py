@@ -11,12 +11,15 @@ from paceline import __version__, models
 from paceline.cli.bench_autoscale import bench_autoscale
 from paceline.cli.bench_live import bench_live
 from paceline.cli.bench_orchestration import bench_orchestration
+from paceline.cli.bench_tracing import bench_tracing
 from paceline.cli.chat import chat
 from paceline.cli.console import err, out, print_error, print_rows, progress_display
+from paceline.cli.dashboards import dashboards
 from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.simulate import simulate
 from paceline.cli.top import top
+from paceline.cli.trace import trace
 from paceline.cli.values import json_line
 from paceline.errors import PacelineError
 
@@ -62,6 +65,7 @@ bench_app = typer.Typer(help="Benchmarks.", no_args_is_help=True)
 bench_app.command("orchestration")(bench_orchestration)
 bench_app.command("live")(bench_live)
 bench_app.command("autoscale")(bench_autoscale)
+bench_app.command("tracing")(bench_tracing)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: the file's.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")]
@@ -135,6 +139,8 @@ app.command(rich_help_panel=MEASURE)(simulate)
 app.command(rich_help_panel=OPERATE)(doctor)
 app.command(rich_help_panel=OPERATE)(top)
 app.command(rich_help_panel=OPERATE)(explain)
+app.command(rich_help_panel=OPERATE)(trace)
+app.command(rich_help_panel=OPERATE)(dashboards)
 
 
 @app.command(rich_help_panel=OPERATE)

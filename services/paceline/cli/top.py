@@ -32,7 +32,7 @@ def top(
     as_json: AsJson = False,
     api_key: ApiKey = "",
 ) -> None:
-    """Watch a running service: targets, drafts, K, acceptance, tokens/s. Ctrl-C ends it.
+    """Watch a running service: targets, drafts, K, acceptance, tokens/s. q ends it.
 
     \b
     Examples:
@@ -85,20 +85,23 @@ class Watch:
         self._print(self._look())
 
     def forever(self) -> None:
-        """In place on a terminal, one frame below the other elsewhere."""
+        """In place on a terminal, until q is pressed; one frame below the other elsewhere."""
         from rich.live import Live
 
         from paceline.cli.console import out
+        from paceline.cli.top_keys import quit_key
 
         if self._as_json or not out.is_terminal:
             while True:
                 self._print(self._look())
                 self._sleep(self._interval_s)
-        with Live(console=out, screen=True, auto_refresh=False) as live:
+        live = Live(console=out, screen=True, auto_refresh=False)
+        with live, quit_key(self._sleep) as is_over_after:
             while True:
                 look = self._look()
                 live.update(self._frame(look, self.history.receive(look)), refresh=True)
-                self._sleep(self._interval_s)
+                if is_over_after(self._interval_s):
+                    return
 
     def _print(self, look: Look) -> None:
         from paceline.cli.console import out

@@ -33,6 +33,12 @@ GAP = " "
 SPARK_MIN, SPARK_MARGIN = 10, 36
 MAX_ROWS = 32
 NAME_CHARS = 12
+# From this width on there is room for addresses.
+ADDRESS_WIDTH = 112
+# So many stand closer together.
+MANY_COLUMNS = 9
+RESTS = "rests: passes without drafts were faster"
+RESTING = "open"  # of the breaker that compares drafting with control passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ def frame(look: Look, rates: Rates, history: History, url: str, width: int) -> G
     for name, pool in found:
         if name and len(found) > 1:
             parts.append(Text(f"\n{name}", style="bold"))
-        parts += _pool(pool)
+        parts += _pool(pool, width)
     return Group(*parts)
 
 
@@ -110,13 +116,13 @@ def _highest(values: Iterable[float | None]) -> float:
     return max((value for value in values if value is not None), default=0.0)
 
 
-def _pool(pool: Json) -> list[RenderableType]:
+def _pool(pool: Json, width: int) -> list[RenderableType]:
     targets, drafts = dicts(pool.get("targets")), dicts(pool.get("drafts"))
     parts: list[RenderableType] = [Text()]
     if pool.get("problem"):
         parts.append(Text(word(pool["problem"]), style="yellow"))
     elif targets:
-        parts.append(_table(targets, _target_columns(drafts)))
+        parts.append(_table(targets, _target_columns(drafts, width)))
     else:
         parts.append(Text("No target has reported to the controller.", style="yellow"))
     if drafts:
@@ -127,10 +133,13 @@ def _pool(pool: Json) -> list[RenderableType]:
             parts.append(Text(f"and {hidden} more {name}", style="dim"))
     notes = {word(item["config_error"]) for item in [pool, *targets] if item.get("config_error")}
     parts += [Text(note, style="bold red") for note in sorted(notes)]
+    parts += [
+        Text(f"{name} {RESTS}", style="yellow") for name in map(_named, filter(_rests, targets))
+    ]
     return parts
 
 
-def _target_columns(drafts: list[Json]) -> list[_Column]:
+def _target_columns(drafts: list[Json], width: int) -> list[_Column]:
     known = {word(draft.get("replica_id")): draft for draft in drafts}
 
     def served_by(target: Json) -> str:
@@ -139,16 +148,21 @@ def _target_columns(drafts: list[Json]) -> list[_Column]:
         shown = [short_name(n) + (f" ({s})" if s else "") for n, s in states.items()]
         return ", ".join(shown) or "none"
 
+    address = _Column("address", lambda target: word(target.get("address")), is_left=True)
     return [
         _Column("target", _named, is_left=True),
-        _Column("address", lambda target: word(target.get("address")), is_left=True),
+        *([address] if width >= ADDRESS_WIDTH else []),
         _Column("run", lambda target: str(whole(target.get("num_running")))),
         _Column("wait", lambda target: str(whole(target.get("num_waiting")))),
-        _Column("KV", lambda target: percent(target.get("kv_cache_usage"))),
+        _Column("busy", lambda target: _share(target.get("busy_share"))),
+        _Column("KV", lambda target: _share(target.get("kv_cache_usage"))),
         _Column("tok/s", lambda target: fixed(number(target.get("tokens_per_s")), 1)),
         _Column("K", lambda target: fixed(number(target.get("num_speculative_tokens")), 1)),
+        _Column("win", lambda target: fixed(number(target.get("window")), 1)),
+        _Column("acc", lambda target: _share(target.get("acceptance_rate"))),
         _Column("batch", lambda target: fixed(number(target.get("batch")), 1)),
-        _Column("pass ms", lambda target: _positive(target.get("pass_ms"))),
+        _Column("ms", lambda target: _positive(target.get("pass_ms"))),
+        _Column("rtt", lambda target: _positive(target.get("rtt_ms"))),
         _Column("served by", served_by, is_left=True),
     ]
 
@@ -163,7 +177,8 @@ def _draft_columns(targets: list[Json]) -> list[_Column]:
     return [
         _Column("draft", _named, is_left=True),
         _Column("sessions", _sessions),
-        _Column("busy", lambda draft: percent(draft.get("busy_share"))),
+        _Column("busy", lambda draft: _share(draft.get("busy_share"))),
+        _Column("tok/s", lambda draft: fixed(number(draft.get("tokens_per_s")), 1)),
         _Column("step ms", lambda draft: _positive(draft.get("step_ms"))),
         _Column("batch", lambda draft: fixed(number(draft.get("batch")), 1)),
         _Column("serves", serves, is_left=True),
@@ -173,6 +188,14 @@ def _draft_columns(targets: list[Json]) -> list[_Column]:
 def _named(replica: Json) -> str:
     draining = " (draining)" if replica.get("is_draining") is True else ""
     return short_name(replica.get("replica_id")) + draining
+
+
+def _rests(target: Json) -> bool:
+    return target.get("speculation_state") == RESTING
+
+
+def _share(value: object) -> str:
+    return percent(value).replace(" ", "")
 
 
 def _sessions(draft: Json) -> str:
@@ -189,7 +212,8 @@ def _table(items: list[Json], columns: list[_Column]) -> Table:
     shown = items[:MAX_ROWS]
     cells = {column.heading: [column.cell(item) for item in shown] for column in columns}
     used = [c for c in columns if any(cell != NOTHING for cell in cells[c.heading])]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold dim", pad_edge=False)
+    gap = 2 if len(used) < MANY_COLUMNS else 1
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="bold dim", pad_edge=False)
     for column in used:
         table.add_column(
             column.heading,

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.audit import AuditConfig
 from paceline.config.gateway import ApiKeyConfig, GatewayConfig
+from paceline.config.logging import LoggingConfig
 from paceline.config.model import ModelConfig
 from paceline.config.names import (
     CONTROLLER,
@@ -23,6 +24,7 @@ from paceline.config.names import (
     check_model_name,
     deployment_suffix,
 )
+from paceline.config.observability import TracingConfig
 from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
@@ -36,12 +38,14 @@ __all__ = [
     "ControllerConfig",
     "DraftConfig",
     "GatewayConfig",
+    "LoggingConfig",
     "ModelConfig",
     "Pool",
     "PoolConfig",
     "RpcConfig",
     "SpeculationConfig",
     "TargetConfig",
+    "TracingConfig",
 ]
 
 
@@ -57,6 +61,10 @@ class AppConfig(Section):
     rpc: RpcConfig = Field(default_factory=RpcConfig, description="draft <-> target streams")
     controller: ControllerConfig = Field(
         default_factory=ControllerConfig, description="registry and assignment"
+    )
+    logging: LoggingConfig = Field(default_factory=LoggingConfig, description="log lines")
+    tracing: TracingConfig = Field(
+        default_factory=TracingConfig, description="spans of requests and rounds"
     )
     audit: AuditConfig = Field(
         default_factory=AuditConfig, description="re-runs that check losslessness"

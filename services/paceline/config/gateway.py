@@ -58,13 +58,16 @@ class GatewayConfig(Section):
     max_logit_biases: int = Field(300, ge=0, le=1024, description="logit biases in one request")
     max_logprobs: int = Field(20, ge=0, le=256, description="top log-probabilities of one token")
     max_n: int = Field(16, ge=1, le=128, description="completions of one prompt in one request")
+    max_prompts: int = Field(
+        64, ge=1, le=1024, description="completions: prompts in one request, each with its n"
+    )
     max_retries: int = Field(
         2, ge=0, le=10, description="other targets in a row that may be lost without a token"
     )
     max_stop_chars: int = Field(256, ge=1, description="characters in one stop string")
     max_messages: int = Field(256, ge=1, description="messages in one chat request")
     max_concurrent_requests: int = Field(
-        256, ge=1, description="choices (n of each request) in progress per gateway; beyond it 429"
+        256, ge=1, description="choices (n of each prompt) in progress per gateway; beyond it 429"
     )
     ready_timeout_s: float = Field(5.0, gt=0, description="how long /ready waits for a target")
     body_timeout_s: float = Field(
@@ -103,7 +106,10 @@ class GatewayConfig(Section):
         return origins
 
     max_grammar_bytes: int = Field(
-        64 << 10, ge=64, le=128 << 10, description="form of an answer (schema, tools) as a grammar"
+        16 << 10,
+        ge=64,
+        le=128 << 10,
+        description="form of an answer (schema, tools) as a grammar; more costs more than linearly",
     )
     chat_template: str | None = Field(
         None, description="Jinja file in place of the model's own template, or smollm2-tools"

@@ -8,7 +8,6 @@ once: drafts bring the streams that they have, targets their counts and the ceil
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +46,7 @@ class Fleet:
         # The last explanation of each target: it does not come with every heartbeat.
         self._explanations: dict[str, Explanation] = {}
         self._now_s = 0.0
+        self.num_heartbeats = 0
 
     def set_config(self, config: ControllerConfig) -> None:
         """What may change while it runs (`LiveControllerConfig`)."""
@@ -59,6 +59,7 @@ class Fleet:
         """Returns guidance (`read_guidance`). Raises ReportError where there are too many."""
         self._now_s = now_s
         self.registry.report_target(report, now_s)
+        self.num_heartbeats += 1
         self.pool.report(report.replica_id, report.class_counts)
         if report.explanation is not None:
             self._explanations[report.replica_id] = report.explanation
@@ -69,11 +70,18 @@ class Fleet:
     def hear_draft(self, report: DraftReport, now_s: float) -> tuple[str, ...]:
         """Returns the addresses of its targets. Raises ReportError where there are too many."""
         self._now_s = now_s
-        return self.registry.report_draft(report, now_s)
+        targets = self.registry.report_draft(report, now_s)
+        self.num_heartbeats += 1
+        return targets
 
     def leave(self, replica_id: str, now_s: float) -> None:
         self._now_s = now_s
         self.registry.remove(replica_id, now_s)
+
+    def expire(self, now_s: float) -> None:
+        """Forget who is silent, also when nobody is left to report."""
+        self._now_s = now_s
+        self.registry.expire(now_s)
 
     def _forget(self, replica_id: str) -> None:
         self.pool.leave(replica_id, self._now_s)
@@ -109,7 +117,7 @@ class Fleet:
 
     def _show_target(self, report: TargetReport) -> Plain:
         shown = report.plain()
-        del shown["class_counts"]
+        del shown["class_counts"], shown["metrics"]  # GET /metrics has those
         load = self.board.load_of(report.replica_id)
         drafts = self.registry.drafts_of(report.address)
         return {
@@ -124,7 +132,9 @@ class Fleet:
 
     def _show_draft(self, report: DraftReport) -> Plain:
         assigned = self.registry.assignment.get(report.replica_id, ())
-        return {**dataclasses.asdict(report), "targets": list(assigned)}
+        shown = report.plain()
+        del shown["metrics"]
+        return {**shown, "targets": list(assigned)}
 
 
 def _heaviest(

@@ -57,6 +57,9 @@ class Registry:
     _is_stale: bool = False
     _is_short: bool = False
     _assigned_s: float = float("-inf")
+    # Forgotten for their silence, since this registry is here.
+    num_targets_lost: int = 0
+    num_drafts_lost: int = 0
     # Told the replica id of every target that is forgotten.
     on_target_gone: Callable[[str], None] = lambda replica_id: None
 
@@ -64,7 +67,7 @@ class Registry:
 
     def report_target(self, report: TargetReport, now_s: float) -> None:
         """Raises ReportError for one target more than MAX_TARGETS."""
-        self._expire(now_s)
+        self.expire(now_s)
         # A restarted replica may come back on the same address under another id.
         holder = self._by_address.get(report.address)
         if holder is not None and holder != report.replica_id:
@@ -91,7 +94,7 @@ class Registry:
         `timeout_s`: a new controller has heard of nobody. Raises ReportError for one draft more
         than MAX_DRAFTS.
         """
-        self._expire(now_s)
+        self.expire(now_s)
         heard = self._drafts.get(report.replica_id)
         if heard is None:
             if len(self._drafts) >= MAX_DRAFTS:
@@ -118,7 +121,7 @@ class Registry:
         """An orderly goodbye."""
         self._forget_target(replica_id)
         self._forget_draft(replica_id)
-        self._expire(now_s)
+        self.expire(now_s)
 
     def set_limits(self, targets_per_draft: int, drafts_per_target: int) -> None:
         if (targets_per_draft, drafts_per_target) != (
@@ -128,12 +131,15 @@ class Registry:
             self.targets_per_draft, self.drafts_per_target = targets_per_draft, drafts_per_target
             self._is_stale = True
 
-    def _expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
+        """Forget who has been silent for too long."""
         limit = now_s - self.timeout_s
         while self._targets and (first := next(iter(self._targets.items())))[1].last_s < limit:
             self._forget_target(first[0])
+            self.num_targets_lost += 1
         while self._drafts and (oldest := next(iter(self._drafts.items())))[1].last_s < limit:
             self._forget_draft(oldest[0])
+            self.num_drafts_lost += 1
 
     def _forget_target(self, replica_id: str) -> None:
         heard = self._targets.pop(replica_id, None)

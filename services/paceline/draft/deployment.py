@@ -1,5 +1,6 @@
 """DraftReplica: a `DraftDriver` inside a Serve replica; dials the targets it is assigned."""
 
+import asyncio
 import contextlib
 import dataclasses
 import os
@@ -10,12 +11,15 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from paceline import serve_logs
 from paceline.config import AppConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.draft.autoscaling_stats import autoscaling_stats
 from paceline.draft.driver import DraftDriver
 from paceline.draft.fleet_reporter import FleetReporter
 from paceline.rank_actors import load_replica_engine
+from paceline.ray_metrics import RayExporter
+from paceline.tracing.process import open_tracer
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
 # exactness.
@@ -29,17 +33,25 @@ class DraftReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        serve_logs.attach(config.logging)
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         self._replica_id = serve.get_replica_context().replica_tag
         self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
         self._parts.push_async_callback(self._engine.stop)
+        tracer = open_tracer(
+            config.tracing, "paceline-draft", {"service.instance.id": self._replica_id}
+        )
+        if tracer is not None:
+            self._parts.push_async_callback(asyncio.to_thread, tracer.close)
         self._driver = DraftDriver(
-            self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id
+            self._engine.worker, config.draft, config.rpc, self._replica_id, boot_id, tracer
         )
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
         self._reporter = FleetReporter(self._driver.table, self._replica_id, boot_id)
+        model_name = config.gateway.served_model_name
+        self._ray_metrics = RayExporter({"model_name": model_name, "replica": self._replica_id})
         self._heartbeats = HeartbeatLoop(
             config.controller.heartbeat_interval_s,
             lambda: self._report(controller),
@@ -52,7 +64,9 @@ class DraftReplica:
         self._heartbeats.start()
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        report = self._reporter.report(self._driver.connected, time.monotonic())
+        now_s = time.monotonic()
+        report = self._reporter.report(self._driver.connected, now_s)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         addresses = await controller.heartbeat_draft.remote(report)
         if not self._driver.table.is_draining:  # it dials nobody any more
             self._driver.set_targets(addresses)

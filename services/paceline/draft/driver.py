@@ -13,18 +13,27 @@ from collections.abc import Iterable
 
 from paceline.config import DraftConfig, RpcConfig
 from paceline.draft.steps import step_item, work_result
+from paceline.draft.traces import DraftTracer
 from paceline.engine.base import EngineBroken, OutOfBlocks
-from paceline.engine.worker import EngineWorker, monotonic_us
+from paceline.engine.worker import EngineWorker
 from paceline.pass_loop import PassLoop
 from paceline.protocol.draft_table import SUPPORTED_MODES, DraftTable, PassItem
-from paceline.protocol.messages import PROTOCOL_VERSION, DraftMessage, Drain, Hello
+from paceline.protocol.messages import (
+    PROTOCOL_VERSION,
+    DraftMessage,
+    Drain,
+    Hello,
+    Verdict,
+    Welcome,
+)
 from paceline.rpc.backoff import Backoff
 from paceline.rpc.client import dial
 from paceline.rpc.errors import HandshakeRefused, StreamLost
 from paceline.rpc.stream import DraftStream
 from paceline.rpc.tls import check_draft_tls
+from paceline.tracing.spans import Tracer
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class DraftDriver:
@@ -37,6 +46,7 @@ class DraftDriver:
         rpc: RpcConfig,
         replica_id: str,
         boot_id: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self.worker = worker
         self._config = config
@@ -60,6 +70,7 @@ class DraftDriver:
             max_sessions=config.max_sessions,
             modes=SUPPORTED_MODES,
         )
+        self._tracer = None if tracer is None else DraftTracer(tracer, replica_id)
         self._streams: dict[int, DraftStream] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # cancelled links that still say Bye
@@ -136,10 +147,11 @@ class DraftDriver:
         backoff = Backoff(self._rpc.redial_min_s, self._rpc.redial_max_s, random.random)
         while not self.table.is_draining:
             try:
-                async with dial(address, self._rpc, self.hello) as (welcome, stream):
+                link = dial(address, self._rpc, self.hello, self.worker.now_us)
+                async with link as (welcome, stream):
                     backoff.reset()
                     logger.info("drafting for target %s at %s", welcome.replica_id, address)
-                    await self._serve_target(address, stream)
+                    await self._serve_target(address, welcome, stream)
             except HandshakeRefused as refused:
                 logger.error("target %s refused this draft: %s", address, refused)
             except StreamLost as lost:
@@ -149,21 +161,28 @@ class DraftDriver:
                 logger.exception("the link to target %s failed", address)
             await asyncio.sleep(backoff.next_s())
 
-    async def _serve_target(self, address: str, stream: DraftStream) -> None:
+    async def _serve_target(self, address: str, welcome: Welcome, stream: DraftStream) -> None:
         link_id, self._next_link_id = self._next_link_id, self._next_link_id + 1
         self._streams[link_id] = stream
         self._connected.add(address)
+        if self._tracer is not None:
+            self._tracer.attach(link_id, stream.clock, welcome)
         try:
             while True:
                 for message in await stream.receive():
-                    for answer in self.table.receive(link_id, message, monotonic_us()):
+                    now_us = self.worker.now_us()
+                    for answer in self.table.receive(link_id, message, now_us):
                         stream.send(answer)
+                    if self._tracer is not None and isinstance(message, Verdict):
+                        self._tracer.receive(link_id, message, now_us)
                 self._check_left()
                 self._loop.wake()
         finally:
             self._connected.discard(address)
             del self._streams[link_id]
             self.table.lose_link(link_id)
+            if self._tracer is not None:
+                self._tracer.detach(link_id)
             self._check_left()
             self._loop.wake()
 
@@ -182,7 +201,7 @@ class DraftDriver:
     # -- passes -----------------------------------------------------------------------------
 
     async def _turn(self) -> None:
-        for link_id, close in self.table.expire(monotonic_us()):
+        for link_id, close in self.table.expire(self.worker.now_us()):
             self._send(link_id, close)
         self._check_left()
         items = self.table.begin_pass(self._config.max_rows_per_pass)
@@ -199,7 +218,8 @@ class DraftDriver:
             outcomes = [work_result(result) for result in done.results]
             last_us, self._busy_until_us = self._busy_until_us, done.ended_us
             cycle_us = None if last_us is None else done.ended_us - last_us
-            self.table.end_pass(items, outcomes, done.ended_us - done.started_us, cycle_us)
+            draft_us = done.ended_us - done.started_us
+            self.table.end_pass(items, outcomes, draft_us, cycle_us, done.started_us)
         except OutOfBlocks:
             self.table.cancel_pass(items)
             evicted = self.table.evict_newest()
@@ -215,6 +235,8 @@ class DraftDriver:
                 self._send(link_id, close)
             await self.worker.probe()  # ends the pass loop, too, if nothing works any more
             return
-        for link_id, drafts in self.table.take_drafts(monotonic_us()).items():
+        for link_id, drafts in self.table.take_drafts(self.worker.now_us()).items():
             for draft in drafts:
                 self._send(link_id, draft)
+        if self._tracer is not None:  # the proposals are on their way
+            self._tracer.end_pass(items, done.started_us, done.ended_us)

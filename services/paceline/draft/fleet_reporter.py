@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 
+from paceline.draft.metrics import draft_snapshot
 from paceline.fleet_reports import DraftReport, Plain
+from paceline.metrics.metric import Role
+from paceline.metrics.snapshot import Snapshot
 from paceline.protocol.draft_table import DraftTable
 
 _US = 1e6
 
 
 class FleetReporter:
-    """Figures of one heartbeat are those since the one before."""
+    """Figures of one heartbeat are those since the one before. `snapshot`: what the last one said
+    that the draft counts."""
 
     def __init__(self, table: DraftTable, replica_id: str, boot_id: str) -> None:
         self._table = table
@@ -19,6 +23,7 @@ class FleetReporter:
         self._boot_id = boot_id
         self._before = (0, 0, 0)
         self._before_s: float | None = None
+        self.snapshot = Snapshot(Role.DRAFT)
 
     def report(self, connected: tuple[str, ...], now_s: float) -> Plain:
         """The next heartbeat; `connected` are the targets with a live stream. Nothing is said of
@@ -34,6 +39,7 @@ class FleetReporter:
         )
         elapsed_s = 0.0 if self._before_s is None else now_s - self._before_s
         self._before, self._before_s = now, now_s
+        self.snapshot = draft_snapshot(self._table, len(connected))
         return DraftReport(
             replica_id=self._replica_id,
             boot_id=self._boot_id,
@@ -46,4 +52,6 @@ class FleetReporter:
             num_drafted_tokens=num_tokens,
             step_ms=busy_us / num_passes / 1e3 if num_passes else 0.0,
             batch=num_tokens / num_passes if num_passes else 0.0,
+            tokens_per_s=num_tokens / elapsed_s if elapsed_s > 0 else None,
+            metrics=self.snapshot,
         ).plain()

@@ -156,6 +156,8 @@ class EngineStats:
 
     A block that only the prefix cache holds counts as free: it is given up when needed.
     `num_prefix_tokens` were found in the prefix cache, of `num_prefix_queries` looked up.
+    `logits_us`: when the last pass had its logits and began to sample, on the process's monotonic
+    clock in microseconds; 0 where that is not known.
     """
 
     num_free_blocks: int
@@ -165,6 +167,7 @@ class EngineStats:
     num_prefix_tokens: int = 0
     num_prefix_queries: int = 0
     extra: dict[str, float] = field(default_factory=dict)
+    logits_us: int = field(default=0, compare=False)
 
 
 class Engine(Protocol):

@@ -34,7 +34,7 @@ MAX_ADAPTERS = 64
 _MIB = 2**20
 _PROBE_ROWS, _PROBE_SAMPLES = 3, 2
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 class CurrentPass:

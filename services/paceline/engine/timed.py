@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from paceline.engine.base import Engine, EngineInfo, EngineStats, StepItem, StepResult
 
@@ -63,6 +64,7 @@ class TimedEngine(EngineWrapper):
     needs more (`num_late` counts those steps). Only rows that the engine computes count: what it
     finds in its prefix cache costs nothing. The scheduling around it is real; only the model is
     not. A step that raises costs nothing. `busy_s` is the time spent in steps, by `clock`.
+    What `engine` needs to sample is at the end of a step: the time slept away is the model's.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class TimedEngine(EngineWrapper):
         self._clock = clock
         self.busy_s = 0.0
         self.num_late = 0
+        self._shift_us = 0  # what the last step's logits came later than the engine believes
 
     def step(self, items: Sequence[StepItem]) -> list[StepResult]:
         began = self._clock()
@@ -90,10 +93,18 @@ class TimedEngine(EngineWrapper):
         results = self._engine.step(items)
         num_rows = self._engine.stats().num_rows - num_before
         cost_s = (self._base_ms + self._row_ms * num_rows) / 1000.0
-        left_s = began + cost_s - self._clock()
+        ended = self._clock()
+        left_s = began + cost_s - ended
         if left_s > 0:
             self._sleep(left_s)
         elif cost_s:
             self.num_late += 1
+        self._shift_us = int((self._clock() - ended) * 1e6)
         self.busy_s += self._clock() - began
         return results
+
+    def stats(self) -> EngineStats:
+        stats = self._engine.stats()
+        if not stats.logits_us:
+            return stats
+        return replace(stats, logits_us=stats.logits_us + self._shift_us)

@@ -17,6 +17,7 @@ from paceline.engine.base import EngineInfo, EngineStats, StepItem, StepResult
 from paceline.engine.blocks import BlockPool, Reservation
 from paceline.engine.checks import check_items
 from paceline.engine.grammar_masks import GrammarMasks
+from paceline.engine.logits_clock import LogitsClock
 from paceline.engine.pass_plan import SequenceRows
 from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.runner import Runner
@@ -52,6 +53,7 @@ class TorchEngine:
         self._num_rows = 0
         self._forward_s = 0.0
         self._sample_s = 0.0
+        self._logits_clock = LogitsClock()
 
     @property
     def info(self) -> EngineInfo:
@@ -90,6 +92,7 @@ class TorchEngine:
                 "sample_s": self._sample_s,
                 "num_bad_rows": float(self._sampler.num_bad_rows),
             },
+            logits_us=self._logits_clock.logits_us,
         )
 
     def check_integrity(self) -> None:
@@ -123,10 +126,12 @@ class TorchEngine:
         began = self._clock()
         logits = self._forward(items, reservations)
         forwarded = self._clock()
+        self._logits_clock.mark(logits)
         tables = (self._pool.table(item.sequence_id) for item in items)
         # on a GPU the masks are made while it computes
         parts = pass_parts(items, reservations, tables, self._masks)
         results = pass_results(parts, logits, self._sampler)
+        self._logits_clock.end(logits)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began
         self._num_passes += 1

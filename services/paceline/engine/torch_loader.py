@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.engine.tensor_parallel import RankGroup
 
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 # Layers that attend over everything before them, or over the last `sliding_window` positions.
 LAYER_TYPES = {"full_attention", "sliding_attention"}

@@ -1,4 +1,5 @@
-"""A model without weights: logits are a hash of the prefix. Pure, deterministic, no torch.
+"""A model without weights: logits are a hash of the prefix. Deterministic, no torch; it looks at
+the clock only to say when a pass began to sample.
 
 The hash runs over the *whole* prefix, so that a single slip of the cache (a lost, repeated or
 misplaced token) changes every token after it and cannot heal. It knows nothing of text: ids only.
@@ -6,6 +7,7 @@ misplaced token) changes every token after it and cannot heal. It knows nothing 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -85,6 +87,7 @@ class ToyEngine:
         self._kv: dict[int, list[int]] = {}
         self._num_passes = 0
         self._num_rows = 0
+        self._logits_us = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -109,6 +112,7 @@ class ToyEngine:
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         self._copy(reservations)
         written = [self._write(reservation) for reservation in reservations]
+        self._logits_us = time.monotonic_ns() // 1000
         for reservation in reservations:
             self._pool.commit(reservation)
         return [
@@ -134,6 +138,7 @@ class ToyEngine:
             num_rows=self._num_rows,
             num_prefix_tokens=self._pool.num_prefix_tokens,
             num_prefix_queries=self._pool.num_prefix_queries,
+            logits_us=self._logits_us,
         )
 
     def check_integrity(self) -> None:

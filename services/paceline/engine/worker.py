@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -33,12 +33,14 @@ _PROBE = StepItem(_PROBE_ID, 0, (0,), 1, SamplingParams(temperature=0.0))
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """`started_us` and `ended_us` are the process's monotonic clock around `Engine.step`;
-    `num_free_blocks` is the engine's count after it."""
+    `num_free_blocks` is the engine's count after it. `logits_us`: when it began to sample, 0 where
+    the engine does not know."""
 
     results: list[StepResult]
     started_us: int
     ended_us: int
     num_free_blocks: int = 0
+    logits_us: int = 0
 
 
 def monotonic_us() -> int:
@@ -50,10 +52,18 @@ class EngineWorker:
     """`await run(...)` steps the engine on its own thread; the event loop never blocks.
 
     A pass that takes longer than `max_pass_s` (None: no limit) hangs: the engine is then broken,
-    as after an `EngineBroken` of its own, and does nothing more.
+    as after an `EngineBroken` of its own, and does nothing more. `now_us` is the clock of all
+    times that are told to others.
     """
 
-    def __init__(self, engine: Engine, *, max_pass_s: float | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_pass_s: float | None = None,
+        now_us: Callable[[], int] = monotonic_us,
+    ) -> None:
+        self.now_us = now_us
         self._engine = engine
         self._max_pass_s = max_pass_s
         self._broken: EngineBroken | None = None
@@ -136,10 +146,11 @@ class EngineWorker:
             if item.sequence_id not in self._known:
                 self._engine.add(item.sequence_id)
                 self._known.add(item.sequence_id)
-        started_us = monotonic_us()
+        started_us = self.now_us()
         results = self._engine.step(items) if items else []
-        num_free_blocks = self._engine.stats().num_free_blocks
-        return PassResult(results, started_us, monotonic_us(), num_free_blocks)
+        stats = self._engine.stats()
+        logits_us = stats.logits_us if items else 0
+        return PassResult(results, started_us, self.now_us(), stats.num_free_blocks, logits_us)
 
     async def free_blocks(self, *, check: bool = False) -> int:
         """Free KV blocks after everything queued so far.

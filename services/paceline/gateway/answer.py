@@ -41,6 +41,7 @@ class Answer:
         # Choices that the running try's target has not ended by itself; it may still send rounds.
         self._at_target = set(range(request.n))
         self._num_open = request.n
+        self.num_retries = 0
         self._is_prompt_known = False
 
     @property
@@ -53,11 +54,17 @@ class Answer:
         """The target ended every choice by itself: it has nothing left to let go of."""
         return not self._at_target
 
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        """Of the choices that have ended, by index."""
+        return tuple(part.finish_reason for part in self._choices if part.finish_reason)
+
     def is_at_target(self, choice: int) -> bool:
         return choice in self._at_target
 
     def begin_try(self) -> None:
         """Another target runs what has no finish reason, and nothing else."""
+        self.num_retries += 1
         self._at_target = {
             choice for choice, part in enumerate(self._choices) if part.finish_reason is None
         }

@@ -2,7 +2,6 @@
 
 # No `from __future__ import annotations` here: FastAPI reads the routes' annotations as classes.
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,8 +20,10 @@ from paceline.gateway.docs import add_docs_routes
 from paceline.gateway.exchange import Exchange
 from paceline.gateway.http import EdgeMiddleware, error_response, http_exception_response
 from paceline.gateway.metrics import CONTENT_TYPE, OTHER
+from paceline.gateway.metrics_page import MetricsPage
 from paceline.gateway.plan import Endpoint
 from paceline.gateway.playground import add_playground_routes
+from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import Json, model_body
 from paceline.gateway.service import GatewayService
 from paceline.gateway.tokenization import add_tokenization_routes
@@ -37,9 +38,10 @@ def build_api(
     service: GatewayService,
     adds_request_id: bool = True,
     monotonic: Callable[[], float] = time.monotonic,
+    metrics_page: MetricsPage | None = None,
 ) -> FastAPI:
     """An ASGI app over one service. `adds_request_id` is False where the server around it already
-    answers with an x-request-id."""
+    answers with an x-request-id. `metrics_page` None: without the fleet's figures."""
     config = service.config
     keyring = Keyring(config.api_keys, config.isolates_prefix_cache, monotonic)
 
@@ -65,7 +67,8 @@ def build_api(
         adds_request_id=adds_request_id,
         max_header_bytes=config.max_header_bytes,
         write_timeout_s=config.write_timeout_s,
-        on_end=AnswerCounter(app, service),
+        clock=service.monotonic,
+        on_end=AnswerRecorder(app, service),
     )
     _add_cors(app, config)
     app.add_exception_handler(HTTPException, http_exception_response)
@@ -73,6 +76,7 @@ def build_api(
     add_tokenization_routes(app, service)
     _add_model_routes(app, service)
     _add_probe_routes(app, service)
+    _add_metrics_route(app, metrics_page or MetricsPage(service.metrics))
     add_docs_routes(app)
     if config.playground:
         add_playground_routes(app)
@@ -93,17 +97,20 @@ def _add_cors(app: FastAPI, config: GatewayConfig) -> None:
         )
 
 
-class AnswerCounter:
-    """Counts every answer by its route; the routes are those at the first one."""
+class AnswerRecorder:
+    """Counts and logs every answer by its route; the routes are those at the first one."""
 
     def __init__(self, app: FastAPI, service: GatewayService) -> None:
         self._app = app
         self._metrics = service.metrics
+        self._monotonic = service.monotonic
         self._exact: frozenset[str] | None = None
         self._by_prefix: tuple[tuple[str, str], ...] = ()
 
     def __call__(self, scope: Scope, status: int, error: RequestError | None) -> None:
-        self._metrics.answer(self._label(route_path(scope)), status)
+        route = self._label(route_path(scope))
+        log_of(scope).write(scope["method"], route, status, self._monotonic())
+        self._metrics.answer(route, status)
         if error is not None:
             self._metrics.refusal(error.code)
 
@@ -164,6 +171,8 @@ def _add_probe_routes(app: FastAPI, service: GatewayService) -> None:
     async def version() -> Json:
         return {"version": paceline.__version__}
 
+
+def _add_metrics_route(app: FastAPI, page: MetricsPage) -> None:
     @app.get(METRICS_PATH)
     async def metrics() -> Response:
-        return Response(await asyncio.to_thread(service.metrics.render), media_type=CONTENT_TYPE)
+        return Response(await page.render(), media_type=CONTENT_TYPE)

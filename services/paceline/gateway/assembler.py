@@ -34,8 +34,7 @@ class RoundText:
     log-probabilities were asked for: one for every token that counts, those of a stop string and
     an EOS included. `prompt_entries`, only in the first round of choice 0 of a request that asked
     for the prompt's: makes them (slow for a long prompt; call it in a thread). `parts`: the text
-    taken apart, where it may hold more than content; it may lag behind the segments. `usage`: the
-    counts, which go on growing.
+    taken apart, where it may hold more than content; it may lag behind the segments.
     """
 
     delta: RoundDelta
@@ -45,7 +44,6 @@ class RoundText:
     entries: tuple[TokenEntry, ...] = ()
     prompt_entries: Callable[[], tuple[TokenEntry, ...]] | None = None
     parts: tuple[Part, ...] | None = None
-    usage: Usage | None = None
 
     @property
     def choice(self) -> int:
@@ -58,7 +56,7 @@ class RoundText:
 
 @dataclass(slots=True)
 class Usage:
-    """Counts so far, the prompt once and all choices together.
+    """Counts so far, each prompt once and all choices together.
 
     `num_completion_tokens` ends at the token that completed a stop string, and includes an EOS;
     rounds, proposals and acceptances are those of the target, whole rounds.
@@ -84,6 +82,18 @@ class Usage:
         if not self.num_rounds:
             return 0.0
         return 1.0 + self.num_accepted_tokens / self.num_rounds
+
+
+def total(usages: Sequence[Usage]) -> Usage:
+    """Of several prompts."""
+    return Usage(
+        sum(usage.num_prompt_tokens for usage in usages),
+        sum(usage.num_cached_tokens for usage in usages),
+        sum(usage.num_completion_tokens for usage in usages),
+        sum(usage.num_rounds for usage in usages),
+        sum(usage.num_draft_tokens for usage in usages),
+        sum(usage.num_accepted_tokens for usage in usages),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +151,6 @@ class Assembler:
             self._stop_reason(delta),
             tuple(entries),
             parts=parts,
-            usage=self.usage,
         )
 
     def _parts(self, segments: Sequence[Segment]) -> tuple[Part, ...]:

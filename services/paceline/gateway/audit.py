@@ -25,7 +25,9 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+from paceline import logs
 from paceline.config import AuditConfig
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.audit_law import (
@@ -42,8 +44,8 @@ from paceline.gateway.audit_runs import GiveWay, ReRuns
 from paceline.gateway.betting import SequentialTest
 from paceline.gateway.plan import Plan
 from paceline.gateway.targets import ServedModel
-from paceline.gateway.trace import trace_id_of
 from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
+from paceline.logs import RequestIds
 from paceline.sampling.params import SamplingParams, VerificationMode
 
 logger = logging.getLogger(__name__)
@@ -225,11 +227,11 @@ class Auditor:
         except (GiveWay, OverloadedError):
             counts.skipped[Skip.BUSY] += 1
         except (RequestError, TimeoutError) as error:
-            logger.warning("audit of %s failed: %s", _name(sample), error)
+            logger.warning("audit failed: %s", error, extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
         except Exception:
             # A bug here must not end the audit of what comes.
-            logger.exception("audit of %s failed", _name(sample))
+            logger.exception("audit failed", extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
         else:
             counts.num_requests += 1
@@ -301,8 +303,9 @@ class Auditor:
             counts.num_alarms = 1
             logger.error(
                 "audit: texts of model %s do not follow the target's law: after %d requests the"
-                " e-value is %.3g, the alarm is at %.3g (last request %s)",
-                sample.model, test.num_samples, counts.e_value, self.alarm_at, _name(sample),
+                " e-value is %.3g, the alarm is at %.3g (this is the last of them)",
+                sample.model, test.num_samples, counts.e_value, self.alarm_at,
+                extra=_about(sample),
             )  # fmt: skip
 
     async def _weigh(
@@ -372,9 +375,10 @@ def _log_mismatch(
     sample: Sample, choice: int, at: int, sent: Sequence[int], plain: Sequence[int]
 ) -> None:
     logger.error(
-        "audit: request %s choice %d (%s) parts from the plain target at output token %d:"
+        "audit: choice %d (%s) parts from the plain target at output token %d:"
         " sent %s, plain %s",
-        _name(sample), choice, sample.mode.value, at, _token(sent, at), _token(plain, at),
+        choice, sample.mode.value, at, _token(sent, at), _token(plain, at),
+        extra=_about(sample),
     )  # fmt: skip
 
 
@@ -382,6 +386,7 @@ def _token(text: Sequence[int], at: int) -> str:
     return str(text[at]) if at < len(text) else "the end"
 
 
-def _name(sample: Sample) -> str:
+def _about(sample: Sample) -> dict[str, Any]:
     request = sample.request
-    return f"{request.request_id} trace {trace_id_of(request.traceparent)}"
+    ids = RequestIds(request.http_request_id, request.trace_id, request.request_id)
+    return logs.extra(ids)

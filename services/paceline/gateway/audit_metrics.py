@@ -1,56 +1,25 @@
-"""The audit's counts as Prometheus reads them. Knows no registry and no audit under way."""
+"""The audit's counts as the catalog's metrics. Knows no audit under way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from paceline.gateway.audit import AuditCounts
+from paceline.metrics import audit_catalog as catalog
+from paceline.metrics.snapshot import Snapshot
 
-from paceline.gateway.audit import AuditCounts, Skip
-
-_COUNTERS = (
-    ("requests", "Requests that were run again without a draft.", "num_requests"),
-    ("tokens", "Output tokens that were compared.", "num_tokens"),
-    ("ties", "Tokens that differ, with logits too close to tell.", "num_ties"),
-    (
-        "mismatches",
-        "Choices (greedy, coupled) whose text is not the plain target's. Must be 0.",
-        "num_mismatches",
-    ),
-    (
-        "law_alarms",
-        "1 once texts (rejection, block) were seen not to follow the target's law. Must be 0.",
-        "num_alarms",
-    ),
-)
+# It may grow beyond every number.
+MAX_E_VALUE = 1e300
 
 
-class AuditCollector(Collector):
-    """`counts` by served model; they go on growing."""
-
-    def __init__(self, counts: Mapping[str, AuditCounts]) -> None:
-        self._counts = counts
-
-    def collect(self) -> Iterator[Metric]:
-        for name, what, attribute in _COUNTERS:
-            family = CounterMetricFamily(f"paceline_audit_{name}", what, labels=["model_name"])
-            for model, counts in self._counts.items():
-                family.add_metric([model], getattr(counts, attribute))
-            yield family
-        skipped = CounterMetricFamily(
-            "paceline_audit_skipped",
-            "Sampled requests that were not audited, by why.",
-            labels=["model_name", "reason"],
-        )
-        evidence = GaugeMetricFamily(
-            "paceline_audit_e_value",
-            "Evidence against the target's law (rejection, block); the alarm is at models / alpha.",
-            labels=["model_name"],
-        )
-        for model, counts in self._counts.items():
-            for reason in Skip:
-                skipped.add_metric([model, reason.value], counts.skipped[reason])
-            evidence.add_metric([model], counts.e_value)
-        yield skipped
-        yield evidence
+def fill_audit(snapshot: Snapshot, counts: Mapping[str, AuditCounts]) -> None:
+    """`counts` by served model."""
+    for model, of_model in counts.items():
+        snapshot.put(catalog.REQUESTS, of_model.num_requests, model)
+        snapshot.put(catalog.TOKENS, of_model.num_tokens, model)
+        snapshot.put(catalog.TIES, of_model.num_ties, model)
+        snapshot.put(catalog.MISMATCHES, of_model.num_mismatches, model)
+        snapshot.put(catalog.ALARMS, of_model.num_alarms, model)
+        skipped = {skip.value: number for skip, number in of_model.skipped.items()}
+        snapshot.put_each(catalog.SKIPPED, skipped, model)
+        snapshot.put(catalog.E_VALUE, min(of_model.e_value, MAX_E_VALUE), model)

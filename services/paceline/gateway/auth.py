@@ -66,6 +66,11 @@ class Caller:
             "This API key has {num} requests in progress",
         )
 
+    @property
+    def name(self) -> str:
+        """As the configuration calls the key; empty for anybody."""
+        return self._key.name if self._key else ""
+
     def admit(self, now_s: float) -> None:
         """Count one request. Raises OverloadedError, which costs no token."""
         wait_s = self._bucket.take(now_s) if self._bucket else 0.0
@@ -84,7 +89,11 @@ class Caller:
         than the key ever has room for."""
         limit = self.room.limit
         if limit is not None and num_choices > limit:
-            raise RequestError(f"'n' may be at most {limit} with this API key.", "n", "too_many")
+            raise RequestError(
+                f"With this API key 'n' may be at most {limit}, all prompts together.",
+                "n",
+                "too_many",
+            )
         with self.room.take(num_choices):
             yield
 

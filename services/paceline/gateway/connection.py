@@ -16,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.gateway.http import REQUEST_ID, REQUEST_ID_HEADER
 
-logger = logging.getLogger(__name__)
+# In Serve's proxy only Serve's own logger leads anywhere.
+logger = logging.getLogger("ray.serve")
 
 # Serve obeys these from anybody: with the second a client would leave and its work go on.
 SERVE_CONTROL_HEADERS = frozenset({b"x-request-timeout-seconds", b"x-request-disconnect-disabled"})

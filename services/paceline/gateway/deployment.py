@@ -5,11 +5,13 @@ Wires and starts; decides nothing.
 
 # No `from __future__ import annotations` here: Serve looks at constructor annotations as classes.
 
+import asyncio
 import logging
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,15 +20,26 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from paceline import models
-from paceline.config import AuditConfig, GatewayConfig, SpeculationConfig, TargetConfig
+from paceline import models, serve_logs
+from paceline.config import (
+    AuditConfig,
+    GatewayConfig,
+    LoggingConfig,
+    SpeculationConfig,
+    TargetConfig,
+    TracingConfig,
+)
 from paceline.gateway.api import build_api
 from paceline.gateway.fleet import FleetView, add_fleet_route
+from paceline.gateway.metrics_page import MetricsPage
 from paceline.gateway.responses import Json
 from paceline.gateway.service import GatewayService, ServedModel
+from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.target_client import ServeTargetClient
 from paceline.gateway.tokenizer import load_tokenizer
 from paceline.gateway.tools import ToolFormat
+from paceline.ray_metrics import RayExporter
+from paceline.tracing.process import open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +69,46 @@ class Gateway:
         self,
         config: GatewayConfig,
         pools: Sequence[PoolHandles],
-        audit: AuditConfig = AuditConfig(),
+        tracing: TracingConfig,
+        audit: AuditConfig,
+        logging_config: LoggingConfig,
     ) -> None:
-        self._fleet = FleetView(
-            {pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools}
-        )
+        serve_logs.attach(logging_config)
+        replica = serve.get_replica_context().replica_tag
+        self._tracer = open_tracer(tracing, "paceline-gateway", {"service.instance.id": replica})
+        clients = {
+            pool.gateway.served_model_name: ServeFleetClient(pool.controller) for pool in pools
+        }
+        self._fleet = FleetView(clients)
         self._service = GatewayService(
             config,
             [model for pool in pools for model in served_models(pool)],
             clock=time.time,
             random_hex=lambda: uuid.uuid4().hex,
             random_seed=lambda: secrets.randbits(64),
+            tracer=None if self._tracer is None else GatewayTracer(self._tracer, tracing),
             audit=audit,
         )
+        self._page = MetricsPage(self._service.metrics, replica, clients)
+        self._ray_metrics = RayExporter({"replica": replica})
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         # Serve's own HTTP server puts x-request-id on every answer.
-        app = build_api(self._service, adds_request_id=False)
+        app = build_api(self._service, adds_request_id=False, metrics_page=self._page)
         add_fleet_route(app, self._fleet)
+        lifespan = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def exporting(app: FastAPI) -> AsyncIterator[Any]:
+            async with lifespan(app) as state, self._ray_metrics.running(self._page.snapshot):
+                yield state
+
+        app.router.lifespan_context = exporting
         return app
+
+    async def __del__(self) -> None:
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
 
 def served_models(pool: PoolHandles) -> list[ServedModel]:
@@ -100,9 +134,14 @@ class ServeFleetClient:
         self._handle = handle
 
     async def status(self) -> Json | None:
+        return await self._answer(self._handle.status.remote())
+
+    async def metrics(self) -> Json | None:
+        return await self._answer(self._handle.metrics.remote())
+
+    async def _answer(self, response: Awaitable[Json]) -> Json | None:
         try:
-            answer: Json = await self._handle.status.remote()
+            return await response
         except (RayError, RayServeException) as error:
             logger.info("no answer from the controller: %s", type(error).__name__)
             return None
-        return answer

@@ -1,6 +1,8 @@
 """Every request field that a client may send, and what becomes of it, in one table. Pure.
 
-The README shows it; a test compares it with the `openai` package's own types and sends each field.
+The README shows it; tests compare it with the `openai` package's own types and send each field.
+Fields inside of fields have a dotted path; `[a]`, `[a,b]` after a name: of that role or `type`, or
+of one of those. A field that is refused, or has no effect, speaks for all that is inside of it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _H, _N, _R = Treatment.HONORED, Treatment.NEUTRAL, Treatment.REFUSED
 OPENAI_FIELDS = (
     FieldRow("model", _H, _H, "404 for a model that is not served"),
     FieldRow("messages", _H, None, "system, developer, user, assistant, tool; text parts only"),
-    FieldRow("prompt", None, _H, "a string or token ids, or a list of one of them"),
+    FieldRow("prompt", None, _H, "a string, token ids, or a list of several of either"),
     FieldRow("stream", _H, _H),
     FieldRow("stream_options", _H, _H, "`include_usage`; vLLM's `continuous_usage_stats`"),
     FieldRow("temperature", _H, _H, "0 is greedy, else at least 1e-5, up to 2"),
@@ -92,10 +94,89 @@ OTHER_FIELDS = (
 )
 
 
+_ROLES = "messages[developer,system,user,assistant,tool]"
+
+NESTED_FIELDS = (
+    FieldRow(f"{_ROLES}.role", _H, None),
+    FieldRow(f"{_ROLES}.content", _H, None, "a string, or parts, which are joined by line breaks"),
+    FieldRow("messages[developer,system,user,assistant].name", _H, None, "given to the template"),
+    FieldRow(f"{_ROLES}.content[text].type", _H, None),
+    FieldRow(f"{_ROLES}.content[text].text", _H, None),
+    FieldRow(
+        f"{_ROLES}.content[text].prompt_cache_breakpoint",
+        _N,
+        None,
+        "the prefix cache decides itself",
+    ),
+    FieldRow("messages[user].content[image_url,input_audio,file]", _R, None, "text only"),
+    FieldRow("messages[assistant].content[refusal]", _R, None),
+    FieldRow("messages[assistant].tool_calls[function].id", _H, None),
+    FieldRow("messages[assistant].tool_calls[function].type", _H, None),
+    FieldRow("messages[assistant].tool_calls[function].function.name", _H, None),
+    FieldRow(
+        "messages[assistant].tool_calls[function].function.arguments",
+        _H,
+        None,
+        "a JSON object, written as a string",
+    ),
+    FieldRow("messages[assistant].tool_calls[custom]", _R, None),
+    FieldRow("messages[assistant].refusal", _R, None, "accepted when empty"),
+    FieldRow("messages[assistant].audio", _R, None),
+    FieldRow("messages[assistant].function_call", _R, None, "deprecated: use `tool_calls`"),
+    FieldRow("messages[tool].tool_call_id", _H, None, "of a call in a message before it"),
+    FieldRow("messages[function]", _R, None, "deprecated: use the role `tool`"),
+    FieldRow("tools[function].type", _H, None),
+    FieldRow("tools[function].function.name", _H, None),
+    FieldRow("tools[function].function.description", _H, None, "given to the template"),
+    FieldRow("tools[function].function.parameters", _H, None, "a JSON schema"),
+    FieldRow("tools[function].function.strict", _H, None, "true: `auto` calls fit it, by grammar"),
+    FieldRow("tools[custom]", _R, None),
+    FieldRow("tool_choice[function].type", _H, None),
+    FieldRow("tool_choice[function].function.name", _H, None),
+    FieldRow("tool_choice[allowed_tools].type", _H, None),
+    FieldRow("tool_choice[allowed_tools].allowed_tools.mode", _H, None, "`auto`, `required`"),
+    FieldRow(
+        "tool_choice[allowed_tools].allowed_tools.tools", _H, None, "functions by their names"
+    ),
+    FieldRow("tool_choice[custom]", _R, None),
+    FieldRow("response_format[text,json_object,json_schema].type", _H, _H),
+    FieldRow("response_format[json_schema].json_schema.name", _N, _N, "a label"),
+    FieldRow(
+        "response_format[json_schema].json_schema.description", _N, _N, "the model never sees it"
+    ),
+    FieldRow("response_format[json_schema].json_schema.schema", _H, _H),
+    FieldRow("response_format[json_schema].json_schema.strict", _N, _N, "it is kept either way"),
+    FieldRow("stream_options.include_usage", _H, _H),
+    FieldRow("stream_options.include_obfuscation", _R, _R, "accepted: false"),
+)
+
+# vLLM's and ours, and what clients send back of an answer.
+OTHER_NESTED_FIELDS = (
+    FieldRow("messages[tool].name", _H, None, "given to the template"),
+    FieldRow("messages[assistant].reasoning_content", _H, None, "given to the template"),
+    FieldRow("messages[assistant].annotations", _R, None, "accepted when empty"),
+    FieldRow("messages[assistant].tool_calls[function].index", _N, None, "their order counts"),
+    FieldRow("stream_options.continuous_usage_stats", _H, _H),
+    *(
+        FieldRow(f"structured_outputs.{way}", _H, _H)
+        for way in ("json", "regex", "choice", "grammar", "json_object")
+    ),
+    *(
+        FieldRow(f"speculation.{name}", _H, _H)
+        for name in ("method", "max_tokens", "mode", "lookahead", "include_rounds")
+    ),
+)
+
+
 def markdown_table() -> str:
-    """OpenAI's fields first, then vLLM's and ours."""
-    lines = ["| field | chat | completions | remark |", "| --- | --- | --- | --- |"]
-    for row in (*OPENAI_FIELDS, *OTHER_FIELDS):
+    """OpenAI's fields first, then vLLM's and ours; below, in the same order, those inside."""
+    top = _table("field", (*OPENAI_FIELDS, *OTHER_FIELDS))
+    return top + "\n" + _table("field inside", (*NESTED_FIELDS, *OTHER_NESTED_FIELDS))
+
+
+def _table(heading: str, rows: tuple[FieldRow, ...]) -> str:
+    lines = [f"| {heading} | chat | completions | remark |", "| --- | --- | --- | --- |"]
+    for row in rows:
         cells = (f"`{row.name}`", row.chat or "", row.completions or "", row.remark)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

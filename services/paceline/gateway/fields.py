@@ -14,6 +14,8 @@ from paceline.gateway.tools import is_too_deep
 from paceline.sampling.params import MAX_LOGIT_BIAS
 
 _MAX_TOKEN_ID = 2**31 - 1
+# Of a part of a message: as the body's own `prompt_cache_options`, a matter of speed and price.
+_CACHE_HINT = "prompt_cache_breakpoint"
 # As JSON objects spell ids; "07" would be a second name of 7.
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
@@ -31,20 +33,23 @@ def stop_list(value: object) -> object:
     return value
 
 
-def prompt(value: object) -> object:
-    """A string or token ids of one prompt, or a list of one of them."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
+def prompts(value: object) -> object:
+    """A string or token ids are a list of one prompt; all are strings, or all are token ids."""
+    if isinstance(value, str) or _is_ids(value):
+        return [value]
+    if isinstance(value, list) and (
+        all(isinstance(prompt, str) for prompt in value) or all(_is_ids(ids) for ids in value)
+    ):
         return value
-    if isinstance(value, list):
-        if all(type(token_id) is int for token_id in value):
-            return value
-        if all(isinstance(item, str | list) for item in value):
-            raise PydanticCustomError(
-                "prompt", "Several prompts in one request are not supported; send one each."
-            )
-    raise PydanticCustomError("prompt", "It must be a string or a list of token ids.")
+    raise PydanticCustomError(
+        "prompt",
+        "It must be a string, a list of token ids, a list of strings or a list of such lists.",
+    )
+
+
+def _is_ids(value: object) -> bool:
+    """The empty list, too."""
+    return isinstance(value, list) and all(type(token_id) is int for token_id in value)
 
 
 def content(value: object) -> object:
@@ -57,7 +62,8 @@ def content(value: object) -> object:
     for part in value:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise PydanticCustomError("content", "Only parts of type 'text' are supported.")
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        is_text = set(part) - {_CACHE_HINT} == {"type", "text"} and isinstance(part["text"], str)
+        if not is_text or not isinstance(part.get(_CACHE_HINT), dict | None):
             raise PydanticCustomError("content", "A text part has a 'type' and a string 'text'.")
         texts.append(part["text"])
     return "\n".join(texts)
@@ -131,12 +137,18 @@ def tool_choice(value: object) -> object:
 def _allowed_tools(value: object) -> object:
     if isinstance(value, dict) and set(value) == {"mode", "tools"}:
         tools = value["tools"] if isinstance(value["tools"], list) else []
-        names = tuple(_function_name(tool) for tool in tools)
+        names = tuple(_allowed_name(tool) for tool in tools)
         if value["mode"] in ("auto", "required") and names and None not in names:
             return value["mode"], names
     raise PydanticCustomError(
         "tool_choice", "'allowed_tools' has a 'mode', 'auto' or 'required', and a list of 'tools'."
     )
+
+
+def _allowed_name(tool: object) -> str | None:
+    if isinstance(tool, dict) and set(tool) == {"type", "function"}:
+        return _function_name(tool) if tool["type"] == "function" else None
+    return None
 
 
 def _function_name(value: object) -> str | None:

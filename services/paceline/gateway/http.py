@@ -19,10 +19,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline import logs
 from paceline.errors import RequestError
+from paceline.gateway.request_log import RequestLog, begin_log
 from paceline.gateway.responses import Json, error_body
 from paceline.gateway.sse import error_event
 from paceline.gateway.trace import TRACE_ID_HEADER, TRACEPARENT_HEADER, Trace, begin_trace
+from paceline.logs import RequestIds
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +123,7 @@ class Reply:
         self._write_timeout_s = write_timeout_s
         self._is_stream = False
         self.status = 0
+        self.is_whole = False  # the last piece of the body was taken
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -136,6 +140,8 @@ class Reply:
             if not timeout.expired():
                 raise
             raise ClientStalled from None
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_whole = True
 
     async def fail(self, error: RequestError, scope: Scope, receive: Receive) -> None:
         """An error body; inside a stream that has begun, an error event."""
@@ -171,12 +177,14 @@ class EdgeMiddleware:
         adds_request_id: bool,
         max_header_bytes: int,
         write_timeout_s: float,
-        on_end: OnEnd | None = None,
+        clock: Callable[[], float],
+        on_end: OnEnd,
     ) -> None:
         self._app = app
         self._adds_request_id = adds_request_id
         self._max_header_bytes = max_header_bytes
         self._write_timeout_s = write_timeout_s
+        self._clock = clock
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -190,16 +198,19 @@ class EdgeMiddleware:
             shown.append((REQUEST_ID_HEADER, request_id))
         reply = Reply(send, shown, self._write_timeout_s)
         error: RequestError | None = None
-        try:
-            error = await self._answer(
-                scope, receive, reply, f"{request_id.decode()} trace {trace.trace_id}"
-            )
-        finally:
-            if self._on_end is not None:
+        ids = RequestIds(request_id.decode(), trace.trace_id)
+        log = begin_log(scope, ids, self._clock())
+        with logs.about(ids):
+            try:
+                error = await self._answer(scope, receive, reply, log)
+            except asyncio.CancelledError:
+                log.outcome = "cancelled"  # by the server around us
+                raise
+            finally:
                 self._on_end(scope, reply.status, error)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, reply: Reply, name: str
+        self, scope: Scope, receive: Receive, reply: Reply, log: RequestLog
     ) -> RequestError | None:
         """The error that ended the request, if one of ours did."""
         failure: RequestError | None = None
@@ -207,20 +218,18 @@ class EdgeMiddleware:
             _check_headers(scope, self._max_header_bytes)
             await self._app(scope, receive, reply)
         except ClientStalled:
-            logger.info(
-                "request %s: client took nothing for %g s, dropped", name, self._write_timeout_s
-            )
+            log.outcome = "client_stalled"
         except ClientDisconnect:
-            logger.info("request %s: client left", name)
+            # What has its answer may go, too, and servers say so.
+            log.outcome = "" if reply.is_whole else "client_left"
         except RequestError as error:
             failure = error
         except Exception as error:  # the process edge
-            logger.exception("request %s failed", name, exc_info=without_message(error))
+            logger.exception("the request failed", exc_info=without_message(error))
             failure = internal_error()
         if failure is not None:
+            log.outcome = failure.code or ""
             await reply.fail(failure, scope, receive)
-        if reply.status >= 400:
-            logger.info("request %s: %d", name, reply.status)
         return failure
 
 

@@ -9,16 +9,28 @@ the edge about answers.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from paceline.gateway.assembler import RoundText, Usage
+from paceline.metrics import gateway_catalog
+from paceline.metrics.gateway_catalog import (
+    FIRST_TOKEN_S,
+    GATEWAY_METRICS,
+    INTER_TOKEN_S,
+    LIMIT_OF_CODE,
+    OURS,
+    REQUEST_S,
+    VLLM,
+)
+from paceline.metrics.metric import Kind, Metric, Role
+from paceline.metrics.process import COUNTS
+from paceline.metrics.snapshot import Snapshot
+from paceline.metrics.target_catalog import MAX_POSITION
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Accepted tokens at this place of a block and behind it are counted together.
-MAX_POSITION = 32
 # Different error codes; what comes after so many is OTHER.
 MAX_CODES = 128
 OTHER = "other"
@@ -26,22 +38,12 @@ OTHER = "other"
 NO_STATUS = "none"
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
 
-_FIRST_TOKEN_S = (
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
-    10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
-)  # fmt: skip
-_INTER_TOKEN_S = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
-    1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
-_REQUEST_S = (
-    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
-    120.0, 240.0, 480.0, 960.0,
-)  # fmt: skip
-
 
 class GatewayMetrics:
-    """A registry of its own: two gateways in one process do not add up."""
+    """A registry of its own: two gateways in one process do not add up. `num_in_progress` says how
+    many places are taken."""
+
+    num_in_progress: Callable[[], int] = staticmethod(lambda: 0)
 
     def __init__(self, models: Collection[str]) -> None:
         self._registry = CollectorRegistry(auto_describe=True)
@@ -58,12 +60,14 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self._codes: set[str] = set()
+        self._limits: dict[str, float] = {}
+        self._sources: list[Callable[[Snapshot], None]] = [COUNTS.fill]
         families = _Families(self._registry)
         self._models = {name: ModelMetrics(families, name) for name in models}
 
-    def register(self, collector: Collector) -> None:
+    def add_source(self, fill: Callable[[Snapshot], None]) -> None:
         """Somebody else's counts, shown with these."""
-        self._registry.register(collector)
+        self._sources.append(fill)
 
     def of(self, model: str) -> ModelMetrics:
         return self._models[model]
@@ -78,10 +82,43 @@ class GatewayMetrics:
             known = OTHER
         self._codes.add(known)
         self._refused.labels(known).inc()
+        if (limit := LIMIT_OF_CODE.get(known)) is not None:
+            self._limits[limit] = self._limits.get(limit, 0) + 1
 
     def render(self) -> bytes:
-        """Takes milliseconds, and is safe in a thread."""
+        """With vLLM's names. Takes milliseconds, and is safe in a thread."""
         return generate_latest(self._registry)
+
+    def snapshot(self) -> Snapshot:
+        """The same figures, and some more, under our catalog's names."""
+        snapshot = Snapshot(Role.GATEWAY)
+        families = {family.name: family.samples for family in self._registry.collect()}
+        for metric in GATEWAY_METRICS:
+            if metric.source.startswith((VLLM, OURS)):
+                _copy(snapshot, metric, families[metric.source])
+        snapshot.put(gateway_catalog.IN_PROGRESS, self.num_in_progress())
+        snapshot.put_each(gateway_catalog.LIMITS_HIT, self._limits)
+        for name, model in self._models.items():
+            snapshot.put(gateway_catalog.RETRIES, model.num_retries, name)
+        for fill in self._sources:
+            fill(snapshot)
+        return snapshot
+
+
+def _copy(snapshot: Snapshot, metric: Metric, samples: Iterable[Sample]) -> None:
+    histograms: dict[tuple[str, ...], list[float]] = {}
+    for sample in samples:
+        labels = tuple(sample.labels.get(name, "") for name in metric.labels)
+        if metric.kind is not Kind.HISTOGRAM:
+            if not sample.name.endswith("_created"):
+                snapshot.put(metric, sample.value, *labels)
+        elif sample.name.endswith("_bucket"):
+            histograms.setdefault(labels, [0.0]).append(sample.value)
+        elif sample.name.endswith("_sum"):
+            histograms[labels][0] = sample.value
+    for labels, (total, *cumulative) in histograms.items():
+        counts = [n - before for n, before in zip(cumulative, (0.0, *cumulative), strict=False)]
+        snapshot.put_histogram(metric, total, counts, *labels)
 
 
 class _Families:
@@ -110,17 +147,17 @@ class _Families:
         self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were read.")
         self.generation_tokens = counter("generation_tokens", "Tokens as usage counts them.")
         self.first_token = histogram(
-            "time_to_first_token_seconds", "From the whole body to the first token.", _FIRST_TOKEN_S
+            "time_to_first_token_seconds", "From the whole body to the first token.", FIRST_TOKEN_S
         )
         self.inter_token = histogram(
             "inter_token_latency_seconds",
             "From round to round, shared out equally among the later one's tokens.",
-            _INTER_TOKEN_S,
+            INTER_TOKEN_S,
         )
         self.e2e = histogram(
             "e2e_request_latency_seconds",
             "From the whole body to the last token; not of errors and aborts.",
-            _REQUEST_S,
+            REQUEST_S,
         )
         self.drafts = counter("spec_decode_num_drafts", "Rounds that verified a draft.")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Tokens proposed.")
@@ -147,6 +184,7 @@ class ModelMetrics:
         self._accepted = families.accepted.labels(model)
         self._families = families
         self._model = model
+        self.num_retries = 0
         for reason in ("stop", "length", "abort", "error"):
             families.success.labels(model, reason)
 

@@ -186,7 +186,12 @@ class GenerationBody(Body):
 
     @property
     def num_choices(self) -> int:
+        """Of each prompt."""
         return 1 if self.n is None else self.n
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
 
     @property
     def num_logprobs(self) -> int | None:
@@ -199,7 +204,8 @@ class CompletionBody(GenerationBody):
 
     neutral: ClassVar[Mapping[str, NeutralParameter]] = COMPLETION_NEUTRAL
 
-    prompt: Annotated[str | list[int], BeforeValidator(fields.prompt)]
+    # One or more, each a text or its token ids.
+    prompt: Annotated[list[str | list[int]], BeforeValidator(fields.prompts)]
     best_of: int | None = Field(None, ge=1, le=_MAX_INT32)
     echo: bool | None = None
     logprobs: Annotated[_Count, BeforeValidator(fields.false_is_none)] = None
@@ -213,6 +219,10 @@ class CompletionBody(GenerationBody):
         if self.max_tokens == 0 and not self.echo:
             raise PydanticCustomError("max_tokens", "'max_tokens' 0 needs 'echo' to be true.")
         return self
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompt)
 
     @property
     def num_logprobs(self) -> int | None:

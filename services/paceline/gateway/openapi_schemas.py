@@ -116,10 +116,16 @@ SCHEMAS: Mapping[str, Json] = {
                         "num_speculative_tokens": _INT,
                         "proposed": _INT,
                         "accepted": _INT,
+                        "wall_ms": _NUM,
                         "draft_ms": _NUM,
                         "wire_ms": _NUM,
+                        "wire_out_ms": _NUM,
+                        "window_ms": _NUM,
                         "queue_ms": _NUM,
                         "verify_ms": _NUM,
+                        "sample_ms": _NUM,
+                        "wire_back_ms": _NUM,
+                        "rewind_ms": _NUM,
                     },
                     {"choice": _INT},
                 )
@@ -290,12 +296,13 @@ OWN_FIELDS: Mapping[tuple[str, str], Json] = {
         "anyOf": [_INT, {"const": False}, {"type": "null"}],
     },
     ("CompletionBody", "prompt"): {
-        "description": "a text, or its token ids",
+        "description": "a text, its token ids, or several prompts of one of these kinds; choice "
+        "i of prompt p has the index p * n + i, and usage counts all",
         "anyOf": [
             _STR,
             _list(_INT),
-            _list(_STR) | {"minItems": 1, "maxItems": 1},
-            _list(_list(_INT)) | {"minItems": 1, "maxItems": 1},
+            _list(_STR) | {"minItems": 1},
+            _list(_list(_INT)) | {"minItems": 1},
         ],
     },
     ("SpeculationOptions", "max_tokens"): {"description": "most proposals in one round; 0: none"},

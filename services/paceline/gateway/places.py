@@ -31,7 +31,7 @@ class Places:
         if self.limit is not None and self.num_taken + num_choices > self.limit:
             raise OverloadedError(
                 f"{self._sentence.format(num=self.num_taken)}, of {self.limit} at most; each of "
-                "the 'n' choices counts. Try again.",
+                "a prompt's 'n' choices counts. Try again.",
                 None,
                 "too_many_requests",
                 retry_after_s=1,

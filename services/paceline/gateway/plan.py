@@ -6,14 +6,12 @@ target and no clock; ids and seeds of requests come in as arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from paceline.config import GatewayConfig
-from paceline.errors import ContextLengthError, RequestError
-from paceline.gateway import templates
+from paceline.errors import RequestError
 from paceline.gateway.chat import ChatBody, ToolOffer
 from paceline.gateway.echo import token_offsets
 from paceline.gateway.openai import (
@@ -26,6 +24,7 @@ from paceline.gateway.openai import (
 )
 from paceline.gateway.output_grammar import after_reasoning, form_grammar
 from paceline.gateway.output_parser import OutputFormat
+from paceline.gateway.prompts import Prompt, PromptReader
 from paceline.gateway.tokenizer import Tokenizer
 from paceline.gateway.tools import ToolMode
 from paceline.generation import GenerateRequest, SpeculationRequest
@@ -50,9 +49,13 @@ ID_PREFIXES: Mapping[Endpoint, str] = {Endpoint.COMPLETIONS: "cmpl", Endpoint.CH
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One request, ready to run. `request.request_id` is also the id that the client sees."""
+    """One prompt of a request, ready to run. `answer_id` is the id that the client sees; its
+    choices are those from `first_choice` on, of `num_choices` in the whole answer."""
 
     endpoint: Endpoint
+    answer_id: str
+    first_choice: int
+    num_choices: int
     request: GenerateRequest
     model: str
     stop: tuple[str, ...]
@@ -94,6 +97,10 @@ class Plan:
         """The same, as a part of this trace."""
         return replace(self, request=replace(self.request, traceparent=traceparent))
 
+    def named(self, http_request_id: str) -> Plan:
+        """The same, under this name in log lines."""
+        return replace(self, request=replace(self.request, http_request_id=http_request_id))
+
 
 class Planner:
     """Applies the limits and defaults of one served model."""
@@ -109,11 +116,17 @@ class Planner:
         self._config = config
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._reader = PromptReader(tokenizer, max_model_len, config.max_messages)
         self._model = config.served_model_name if model is None else model
         self._adapter = adapter
 
-    def plan(self, body: GenerationBody, request_id: str, random_seed: int) -> Plan:
-        """Raises RequestError: 404 for another model, 400 for everything over a limit."""
+    def plans(
+        self, body: GenerationBody, answer_id: str, random_seeds: Sequence[int]
+    ) -> tuple[Plan, ...]:
+        """One for each prompt. A random seed for each, too: for a request that has none.
+
+        Raises RequestError: 404 for another model, 400 for everything over a limit.
+        """
         if body.model != self._model:
             raise model_not_found(body.model, [self._model])
         check_num_choices(self._config, body)
@@ -129,13 +142,31 @@ class Planner:
         tokens = self._tokenizer.marker_tokens
         form = form_grammar(body.structured, offer, self._tokenizer.tool_format, tokens)
         self._check_grammar(form, "tools" if offer else body.structured.first or "messages")
-        prompt = self._prompt_token_ids(body)
+        return tuple(
+            self._plan(body, offer, form, prompt, answer_id, index, random_seeds[index])
+            for index, prompt in enumerate(self._reader.read(body))
+        )
+
+    def _plan(
+        self,
+        body: GenerationBody,
+        offer: ToolOffer | None,
+        form: str,
+        prompt: Prompt,
+        answer_id: str,
+        index: int,
+        random_seed: int,
+    ) -> Plan:
         echo, offsets = self._echo(body, prompt)
-        output = self._output(body, offer, prompt)
-        grammar = after_reasoning(form, output, tokens)
+        output = self._output(body, offer, prompt.token_ids)
+        grammar = after_reasoning(form, output, self._tokenizer.marker_tokens)
         options = body.stream_options
+        request_id = answer_id if body.num_prompts == 1 else f"{answer_id}-{index}"
         return Plan(
             endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
+            answer_id=answer_id,
+            first_choice=index * body.num_choices,
+            num_choices=body.num_prompts * body.num_choices,
             request=self._request(body, prompt, grammar, request_id, random_seed),
             model=self._model,
             stop=tuple(dict.fromkeys(body.stop)),
@@ -190,12 +221,12 @@ class Planner:
     def _request(
         self,
         body: GenerationBody,
-        prompt: list[int],
+        prompt: Prompt,
         grammar: str,
         request_id: str,
         random_seed: int,
     ) -> GenerateRequest:
-        max_tokens = self._max_tokens(body, len(prompt))
+        max_tokens = self._max_tokens(body, prompt)
         if body.min_tokens is not None and body.min_tokens > max_tokens:
             raise RequestError(
                 f"'min_tokens' is {body.min_tokens}, but at most {max_tokens} tokens are wanted.",
@@ -207,7 +238,7 @@ class Planner:
         wanted = (body.num_logprobs if scores_prompt else None, body.prompt_logprobs)
         return GenerateRequest(
             request_id=request_id,
-            prompt_token_ids=tuple(prompt),
+            prompt_token_ids=tuple(prompt.token_ids),
             # For a prompt that is only echoed the target makes one token, which nobody sees.
             max_tokens=max(max_tokens, 1),
             sampling=_sampling(body, random_seed, grammar),
@@ -225,13 +256,13 @@ class Planner:
             adapter=self._adapter,
         )
 
-    def _echo(self, body: GenerationBody, prompt: list[int]) -> tuple[str | None, tuple[int, ...]]:
+    def _echo(self, body: GenerationBody, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if not isinstance(body, CompletionBody) or not body.echo:
             return None, ()
-        text = body.prompt if isinstance(body.prompt, str) else self._tokenizer.decode(prompt)
-        if body.num_logprobs is None:
-            return text, ()
-        return text, token_offsets(prompt, text, self._tokenizer)
+        ids, text = prompt.token_ids, prompt.text
+        if text is None:
+            text = self._tokenizer.decode(ids)
+        return text, () if body.num_logprobs is None else token_offsets(ids, text, self._tokenizer)
 
     def _check_stop(self, stops: list[str]) -> None:
         if len(stops) > self._config.max_stop_strings:
@@ -268,51 +299,8 @@ class Planner:
                     "invalid_value",
                 )
 
-    def _prompt_token_ids(self, body: GenerationBody) -> list[int]:
-        if isinstance(body, ChatBody):
-            token_ids, param = self._encode_chat(body), "messages"
-        elif isinstance(body, CompletionBody):
-            token_ids, param = self._encode_prompt(body.prompt), "prompt"
-        else:
-            raise TypeError(f"no prompt in a {type(body).__name__}")
-        if not token_ids:
-            raise RequestError("The prompt must not be empty.", param, "invalid_value")
-        if len(token_ids) >= self._max_model_len:
-            raise self._too_long(f"The prompt has {len(token_ids)} tokens", param)
-        return token_ids
-
-    def _encode_chat(self, body: ChatBody) -> list[int]:
-        if len(body.messages) > self._config.max_messages:
-            limit = self._config.max_messages
-            raise RequestError(f"At most {limit} messages are allowed.", "messages", "too_many")
-        turns = body.turns
-        functions = body.offer.functions if body.offer else ()
-        written = [
-            [turn.content or "", *(call.arguments for call in turn.tool_calls)] for turn in turns
-        ]
-        self._check_bytes(_num_bytes(written), "messages")
-        self._check_bytes(_num_bytes(templates.tools(functions)), "tools")
-        return self._tokenizer.encode_chat(turns, functions, body.chat_template_kwargs)
-
-    def _encode_prompt(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            self._check_bytes(len(prompt.encode()), "prompt")
-            return self._tokenizer.encode(prompt)
-        vocab_size = self._tokenizer.vocab_size
-        if not all(0 <= token_id < vocab_size for token_id in prompt):
-            raise RequestError(
-                f"Token ids of a prompt must be from 0 to {vocab_size - 1}.",
-                "prompt",
-                "invalid_value",
-            )
-        return prompt
-
-    def _check_bytes(self, num_bytes: int, param: str) -> None:
-        """Refuse what surely does not fit before it is tokenized."""
-        if num_bytes > self._max_model_len * self._tokenizer.max_token_bytes:
-            raise self._too_long(f"The prompt of {num_bytes} bytes is too long", param)
-
-    def _max_tokens(self, body: GenerationBody, num_prompt_tokens: int) -> int:
+    def _max_tokens(self, body: GenerationBody, prompt: Prompt) -> int:
+        num_prompt_tokens = len(prompt.token_ids)
         rest = self._max_model_len - num_prompt_tokens
         limit = self._config.max_tokens
         requested = body.requested_max_tokens
@@ -323,32 +311,34 @@ class Planner:
             param = body.max_tokens_param
             raise RequestError(f"'{param}' may be at most {limit} here.", param, "too_many")
         if requested > rest:
-            raise self._too_long(
-                f"The prompt has {num_prompt_tokens} tokens and max_tokens is {requested}",
+            raise self._reader.too_long(
+                f"{prompt.name} has {num_prompt_tokens} tokens and max_tokens is {requested}",
                 "max_tokens",
             )
         return requested
 
-    def _too_long(self, fact: str, param: str) -> ContextLengthError:
-        return ContextLengthError(
-            f"{fact}; the model's context is {self._max_model_len} tokens, prompt and answer "
-            "together.",
-            param,
-            "context_length_exceeded",
-        )
-
-
-def _num_bytes(tree: list[Any]) -> int:
-    """Of all strings in it."""
-    return sum(len(text.encode()) for text in templates.strings(tree))
-
 
 def check_num_choices(config: GatewayConfig, body: GenerationBody) -> int:
-    """How many choices the request wants. Raises RequestError for more than ever fit."""
+    """How many choices the request wants, of all its prompts. Raises RequestError for more than
+    ever fit."""
+    if body.num_prompts > config.max_prompts:
+        raise RequestError(
+            f"At most {config.max_prompts} prompts are allowed in one request.",
+            "prompt",
+            "too_many",
+        )
     limit = min(config.max_n, config.max_concurrent_requests)
     if body.num_choices > limit:
         raise RequestError(f"'n' may be at most {limit} here.", "n", "too_many")
-    return body.num_choices
+    num_choices = body.num_prompts * body.num_choices
+    if num_choices > config.max_concurrent_requests:
+        raise RequestError(
+            f"'n' times the number of prompts is {num_choices}, but may be at most "
+            f"{config.max_concurrent_requests} here.",
+            "prompt",
+            "too_many",
+        )
+    return num_choices
 
 
 def model_not_found(model: str, served: Collection[str]) -> RequestError:

@@ -33,7 +33,7 @@ _OBJECTS = {
 def envelope(plan: Plan, created: int) -> Json:
     """The fields that every body and chunk of one answer shares."""
     return {
-        "id": plan.request.request_id,
+        "id": plan.answer_id,
         "object": _OBJECTS[plan.endpoint, plan.is_stream],
         "created": created,
         "model": plan.model,
@@ -61,11 +61,11 @@ def usage_body(usage: Usage) -> Json:
 def speculation_body(plan: Plan, rounds: Sequence[RoundText]) -> Json:
     """Rounds with their times, and every piece of text with its origin.
 
-    Those of a request for several choices say whose they are; of one choice there is no doubt.
+    Those of an answer of several choices say whose they are; of one choice there is no doubt.
     """
     bodies, pieces = [], []
     for item in rounds:
-        whose = {"choice": item.choice} if plan.request.n > 1 else {}
+        whose = {"choice": plan.first_choice + item.choice} if plan.num_choices > 1 else {}
         bodies.append(whose | _round_body(item.delta))
         pieces += [whose | _piece_body(segment) for segment in _merged(item.segments)]
     return {"rounds": bodies, "pieces": pieces}
@@ -77,10 +77,16 @@ def _round_body(delta: RoundDelta) -> Json:
         "num_speculative_tokens": delta.num_speculative_tokens,
         "proposed": delta.num_draft_tokens,
         "accepted": delta.num_accepted_tokens,
+        "wall_ms": round(delta.wall_ms, 3),
         "draft_ms": round(delta.draft_ms, 3),
-        "wire_ms": round(delta.wire_ms, 3),
+        "wire_ms": round(delta.wire_out_ms, 3),
+        "wire_out_ms": round(delta.wire_out_ms, 3),
+        "window_ms": round(delta.window_ms, 3),
         "queue_ms": round(delta.queue_ms, 3),
         "verify_ms": round(delta.verify_ms, 3),
+        "sample_ms": round(delta.sample_ms, 3),
+        "wire_back_ms": round(delta.wire_back_ms, 3),
+        "rewind_ms": round(delta.rewind_ms, 3),
     }
 
 
@@ -118,30 +124,41 @@ def echo_logprobs_body(plan: Plan, entries: Sequence[TokenEntry]) -> Json | None
     return completion_logprobs([replace(entry, top=entry.top[:num_top]) for entry in entries])
 
 
-def whole_body(plan: Plan, created: int, rounds: Sequence[RoundText], usage: Usage) -> Json:
-    """The answer to a request that does not stream. Slow with log-probabilities of a long prompt
-    or many tokens: then call it in a thread."""
+def whole_body(
+    plans: Sequence[Plan], created: int, rounds: Sequence[Sequence[RoundText]], usage: Usage
+) -> Json:
+    """The answer to a request that does not stream; `rounds` are each prompt's. Slow with
+    log-probabilities of a long prompt or many tokens: then call it in a thread."""
+    body = envelope(plans[0], created) | {"choices": [], "usage": usage_body(usage)}
+    for plan, items in zip(plans, rounds, strict=True):
+        _add_prompt(body, plan, items)
+    return body
+
+
+def _add_prompt(body: Json, plan: Plan, rounds: Sequence[RoundText]) -> None:
+    """The choices of one prompt, behind those of the earlier ones."""
     by_choice: list[list[RoundText]] = [[] for _ in range(plan.request.n)]
     for item in rounds:
         by_choice[item.choice].append(item)
     scored = next((item.prompt_entries() for item in rounds if item.prompt_entries), ())
     choices = [_whole_choice(plan, items, scored) for items in by_choice]
-    body = envelope(plan, created) | {"choices": choices, "usage": usage_body(usage)}
+    body["choices"] += choices
     if plan.num_prompt_logprobs is not None:
         # vLLM's places for it: every choice of a completion, the body of a chat.
         shown = prompt_logprobs(scored, plan.num_prompt_logprobs)
         for holder in choices if plan.endpoint is Endpoint.COMPLETIONS else [body]:
             holder["prompt_logprobs"] = shown
     if plan.include_rounds:
-        body["speculation"] = speculation_body(plan, rounds)
-    return body
+        report = body.setdefault("speculation", {"rounds": [], "pieces": []})
+        for name, shown_rounds in speculation_body(plan, rounds).items():
+            report[name] += shown_rounds
 
 
 def _whole_choice(plan: Plan, rounds: Sequence[RoundText], scored: Sequence[TokenEntry]) -> Json:
     text = "".join(item.text for item in rounds)
     last = rounds[-1]
     choice: Json = {
-        "index": last.choice,
+        "index": plan.first_choice + last.choice,
         "logprobs": _whole_logprobs(plan, rounds, scored),
         "finish_reason": last.finish_reason,
         "stop_reason": last.stop_reason,

@@ -20,8 +20,9 @@ from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText
 from paceline.gateway.audit import Auditor
-from paceline.gateway.audit_metrics import AuditCollector
+from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.failover import TARGET_LOST, Failover, has_let_go, target_lost
+from paceline.gateway.merge import merge
 from paceline.gateway.metrics import GatewayMetrics, RequestMetrics
 from paceline.gateway.openai import GenerationBody
 from paceline.gateway.places import Places
@@ -33,6 +34,7 @@ from paceline.gateway.plan import (
     check_num_choices,
     model_not_found,
 )
+from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.targets import (
     ABORT_TIMEOUT_S,
     ServedModel,
@@ -40,7 +42,6 @@ from paceline.gateway.targets import (
     TargetStream,
     next_delta,
 )
-from paceline.gateway.trace import trace_id_of
 from paceline.generation import GenerateRequest
 
 __all__ = ["GatewayService", "ServedModel", "TargetClient", "TargetStream"]
@@ -61,6 +62,7 @@ class GatewayService:
         random_seed: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         monotonic: Callable[[], float] = time.monotonic,
+        tracer: GatewayTracer | None = None,
         audit: AuditConfig | None = None,
     ) -> None:
         self.config = config
@@ -77,11 +79,13 @@ class GatewayService:
         self._random_seed = random_seed
         self._sleep = sleep
         self.monotonic = monotonic
+        self.tracer = tracer
         self.metrics = GatewayMetrics(self.models)
-        # Choices and aborts under way: a request for n choices counts n, as it does at a target.
+        # Choices and aborts under way: each choice of each prompt counts, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
-        # 3, as a choice has one abort at most and so has a request.
+        # 3, as a choice has one abort at most and so has a prompt.
         self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
+        self.metrics.num_in_progress = lambda: self.room.num_taken
         self._aborts: set[asyncio.Task[None]] = set()
         self.audit = Auditor(
             audit or AuditConfig(),
@@ -92,7 +96,7 @@ class GatewayService:
             random_seed=random_seed,
             sleep=sleep,
         )
-        self.metrics.register(AuditCollector(self.audit.counts))
+        self.metrics.add_source(lambda snapshot: fill_audit(snapshot, self.audit.counts))
         # Those of lost tries, which a silent target delays. They take no place from requests.
         # Invariant: <= config.max_concurrent_requests; beyond it the closed stream has to do.
         self._lost_aborts: set[asyncio.Task[None]] = set()
@@ -100,14 +104,15 @@ class GatewayService:
         self._probe: asyncio.Task[bool] | None = None
 
     @contextmanager
-    def places(self, body: GenerationBody) -> Iterator[None]:
-        """Room for one request, from its whole body to its answer's end. Raises OverloadedError;
-        RequestError (400) for more choices than ever have room.
+    def places(self, body: GenerationBody) -> Iterator[int]:
+        """Room for one request, from its whole body to its answer's end: for so many choices.
+        Raises OverloadedError; RequestError (400) for more choices than ever have room.
 
         Not from its first byte: bodies that never come would keep everybody else out.
         """
-        with self.room.take(check_num_choices(self.config, body)):
-            yield
+        num_choices = check_num_choices(self.config, body)
+        with self.room.take(num_choices):
+            yield num_choices
 
     @property
     def num_in_progress(self) -> int:
@@ -120,12 +125,14 @@ class GatewayService:
             raise model_not_found(name, self.models)
         return self.models[name]
 
-    async def plan(self, endpoint: Endpoint, body: GenerationBody) -> Plan:
-        """Raises RequestError: 404 for an unknown model, 400 for everything over a limit."""
+    async def plans(self, endpoint: Endpoint, body: GenerationBody) -> tuple[Plan, ...]:
+        """One for each prompt. Raises RequestError: 404 for an unknown model, 400 for everything
+        over a limit."""
         planner = self._planners[self.served(body.model).name]
-        request_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
+        answer_id = f"{ID_PREFIXES[endpoint]}-{self._random_hex()}"
+        seeds = [self._random_seed() for _ in range(body.num_prompts)]
         # Tokenizing a long prompt takes milliseconds: not on the event loop.
-        return await asyncio.to_thread(planner.plan, body, request_id, self._random_seed())
+        return await asyncio.to_thread(planner.plans, body, answer_id, seeds)
 
     def answer(self, plan: Plan) -> Answer:
         return Answer(plan, self.models[plan.model].tokenizer)
@@ -133,10 +140,19 @@ class GatewayService:
     def now_s(self) -> int:
         return int(self._clock())
 
+    def all_rounds(
+        self, plans: Sequence[Plan], answers: Sequence[Answer], arrived_s: float | None = None
+    ) -> AsyncGenerator[tuple[int, RoundText], None]:
+        """The `rounds` of all prompts, each with its prompt's index, as they come. What ends one
+        prompt by an error ends all."""
+        pairs = zip(plans, answers, strict=True)
+        return merge([self.rounds(plan, answer, arrived_s) for plan, answer in pairs])
+
     async def rounds(
         self, plan: Plan, answer: Answer, arrived_s: float | None = None
     ) -> AsyncGenerator[RoundText, None]:
-        """Rounds until the answer is whole. Close it (`aclosing`): that is what frees the target.
+        """Rounds until the prompt's answer is whole. Close it (`aclosing`): that is what frees the
+        target.
 
         The last round is followed up to the end of the target's stream, so that the target has
         let go of the sequences when this ends. `arrived_s` is when the request was here, by
@@ -174,7 +190,8 @@ class GatewayService:
                 attempt = failover.next_try(error)
                 if attempt is None:
                     raise
-                logger.warning("request %s: %s, try again", _name(request), error.code)
+                logger.warning("%s, retry %d", error.code, answer.num_retries + 1)
+                self.metrics.of(plan.model).num_retries += 1
             if attempt.pause_s:
                 await self._sleep(attempt.pause_s)
             answer.begin_try()
@@ -207,7 +224,7 @@ class GatewayService:
             failure = error
             if not answer.is_whole:
                 raise
-            logger.warning("request %s: %s", _name(request), error.code)
+            logger.warning("the answer is whole, but its target ended in %s", error.code)
         finally:
             # No await here: the caller may be in the middle of being cancelled.
             if not answer.is_over and not has_let_go(failure):
@@ -225,7 +242,7 @@ class GatewayService:
     ) -> None:
         aborts = self._lost_aborts if is_lost else self._aborts
         if is_lost and len(aborts) >= self.config.max_concurrent_requests:
-            logger.warning("request %s: too many aborts of lost tries", request_id)
+            logger.warning("too many aborts of lost tries: none for %s", request_id)
             return
         num_places = 0 if is_lost else 1
         self.room.num_taken += num_places
@@ -240,7 +257,7 @@ class GatewayService:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await targets.abort(request_id, choice)
         except TimeoutError:
-            logger.warning("request %s: no target confirmed the abort", request_id)
+            logger.warning("no target confirmed the abort of %s", request_id)
         finally:
             self.room.num_taken -= num_places
 
@@ -274,8 +291,3 @@ class GatewayService:
 
     def _end_probe(self, probe: asyncio.Task[bool]) -> None:
         self._probe = None
-
-
-def _name(request: GenerateRequest) -> str:
-    """How a log line calls it."""
-    return f"{request.request_id} trace {trace_id_of(request.traceparent)}"

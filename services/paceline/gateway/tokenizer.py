@@ -64,7 +64,12 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
     ) -> list[int]:
         """The model's chat template, ready for the assistant's turn. Control tokens spelt out
-        in what a client sent stay plain text. Raises RequestError when the template refuses."""
+        in what a client sent stay plain text. Raises RequestError when the template refuses.
+
+        Added tokens that the folder does not call special (Qwen's `<tool_call>`) become tokens
+        wherever they are spelt, as in Hugging Face's library and in vLLM: they are part of what
+        the model was trained to read, and end no turn.
+        """
 
     def ends_in_reasoning(self, token_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in an open `<think>`."""

@@ -1,15 +1,14 @@
 """W3C Trace Context: which trace a request belongs to.
 
 Pure; random digits are an argument. Level 1 of the recommendation, read strictly: a header that
-breaks a rule is as none at all, never an error. This gateway makes no spans yet, so the caller's
-own span stays the parent of what follows.
+breaks a rule is as none at all, never an error. What becomes of it is in `spans`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TRACEPARENT_HEADER = b"traceparent"
 TRACE_ID_HEADER = b"x-paceline-trace-id"
@@ -26,11 +25,13 @@ MAX_TRACEPARENT_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`trace_id` has 32 hexadecimal digits, `span_id` 16; neither is all zeros."""
+    """`trace_id` has 32 hexadecimal digits, `span_id` 16; neither is all zeros. `has_parent`: the
+    span is somebody's, who sent it."""
 
     trace_id: str
     span_id: str
     is_sampled: bool = False
+    has_parent: bool = field(default=False, compare=False)
 
     @property
     def traceparent(self) -> str:
@@ -57,9 +58,5 @@ def parse_traceparent(values: Sequence[bytes]) -> Trace | None:
     if not trace_id.strip("0") or not span_id.strip("0"):
         return None
     # Of a later version's flags only this one is known to mean the same.
-    return Trace(trace_id, span_id, bool(int(found["flags"], 16) & _SAMPLED))
-
-
-def trace_id_of(traceparent: str) -> str:
-    """Of a `Trace.traceparent`; empty for an empty one."""
-    return traceparent[3:35]
+    is_sampled = bool(int(found["flags"], 16) & _SAMPLED)
+    return Trace(trace_id, span_id, is_sampled, has_parent=True)

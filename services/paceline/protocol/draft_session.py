@@ -90,6 +90,11 @@ class DraftSession:
         self._working: DraftWork | None = None
         self._is_draw_void = False
         self._draft_us = 0
+        # Of the round that is open at the target, as far as we know; empty: nobody traces it.
+        self.trace_context = opened.trace_context
+        # Moments, 0: none. A verdict since the last work began; what the unsent proposals are to
+        # say of the last verdict before them, and of when they were begun.
+        self._verdict_us = self._received_us = self._began_us = 0
 
     # -- computing --------------------------------------------------------------------------
 
@@ -116,7 +121,9 @@ class DraftSession:
             context_hash=self.log.hash_at(len(self.log)),
             round=self._next_round(),
             num_runner_ups=self.branches.fan_out,
+            received_us=self._verdict_us,
         )
+        self._verdict_us = 0
         return self._working
 
     def _next_round(self) -> int:
@@ -128,8 +135,9 @@ class DraftSession:
         draw, self._num_draws = self._num_draws, self._num_draws + 1
         return (self.epoch & _EPOCH_MASK) << _DRAW_BITS | draw & _DRAW_MASK
 
-    def end_work(self, result: WorkResult, draft_us: int = 0) -> bool:
-        """The pass is done; True when its token became a proposal.
+    def end_work(self, result: WorkResult, draft_us: int = 0, began_us: int = 0) -> bool:
+        """The pass is done, which began at `began_us` and took `draft_us`; True when its token
+        became a proposal.
 
         A verdict may have arrived meanwhile: then the cache is good only up to the first
         difference and a token sampled from another context is dropped. Raises
@@ -142,6 +150,8 @@ class DraftSession:
         self._check_law(result)
         self._working = None
         self._draft_us += draft_us
+        self._began_us = self._began_us or began_us
+        self._received_us = self._received_us or work.received_us
         same_context = self._holds(work.end, work.context_hash)
         if same_context:
             self.num_computed = cached_len
@@ -225,7 +235,8 @@ class DraftSession:
         if self._has_laws:
             end = min(end, start + MAX_LAWS_PER_MESSAGE)
         self.sent_len = end
-        draft_us, self._draft_us = self._draft_us, 0
+        draft_us, began_us, received_us = self._draft_us, self._began_us, self._received_us
+        self._draft_us = self._began_us = self._received_us = 0
         return DraftTokens(
             session_id=self.session_id,
             epoch=self.epoch,
@@ -236,6 +247,8 @@ class DraftSession:
             draft_us=draft_us,
             sent_us=sent_us,
             draft_probs=tuple(self._probs[start - self.committed_len : end - self.committed_len]),
+            began_us=began_us,
+            received_us=received_us,
         )
 
     def take_branch_drafts(self, sent_us: int = 0) -> Iterator[DraftTokens]:
@@ -258,7 +271,7 @@ class DraftSession:
 
     # -- receiving --------------------------------------------------------------------------
 
-    def receive_verdict(self, verdict: Verdict) -> Rewind | Nack | None:
+    def receive_verdict(self, verdict: Verdict, now_us: int = 0) -> Rewind | Nack | None:
         """Committed positions are set; returns what follows from it, None when all agreed."""
         if verdict.epoch != self.epoch:
             return None
@@ -271,6 +284,7 @@ class DraftSession:
             self.committed_len - verdict.start
         ):
             raise RemoteProtocolError("a verdict changes committed tokens")
+        self.trace_context, self._verdict_us = verdict.trace_context, now_us
         old_len = len(self.log)
         promoted_at = self._promote(verdict)
         conflict = self.log.set_tokens(verdict.start, verdict.token_ids)
@@ -287,6 +301,7 @@ class DraftSession:
         self.sent_len = max(self.sent_len, end)
         if conflict is not None:
             self.sent_len = end
+            self._began_us = self._received_us = 0
             self.num_computed = min(self.num_computed, conflict)
             self.branches.clear()
         self.branches.commit(end)

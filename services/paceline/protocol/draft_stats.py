@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from paceline.metrics.buckets import Buckets
+from paceline.metrics.target_catalog import PASS_S_BUCKETS
 
 
 @dataclass
@@ -27,3 +30,11 @@ class DraftTableStats:
     num_branch_tokens: int = 0
     num_promoted: int = 0
     busy_us: int = 0
+    pass_s: Buckets = field(default_factory=lambda: Buckets(PASS_S_BUCKETS))
+
+    def end_pass(self, num_items: int, pass_us: int) -> None:
+        """One of no items only freed something."""
+        self.busy_us += pass_us
+        if num_items:
+            self.num_passes += 1
+            self.pass_s.observe(pass_us / 1e6)

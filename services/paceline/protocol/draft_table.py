@@ -66,6 +66,7 @@ class PassItem:
     mode: VerificationMode
     work: DraftWork
     cache_salt: int = 0
+    trace_context: bytes = b""
 
     @property
     def propose_round(self) -> int | None:
@@ -203,7 +204,7 @@ class DraftTable:
             self._drop(key)  # no honest target: it parts from a draft that its text outgrows
             return [CloseSession(message.session_id, message.epoch, CloseReason.PROTOCOL)]
         try:
-            outcome = entry.session.receive_verdict(message)
+            outcome = entry.session.receive_verdict(message, now_us)
         except RemoteProtocolError:
             self._drop(key)  # the sequence is poisoned; the target will reopen it
             self.stats.num_poisoned += 1
@@ -342,11 +343,11 @@ class DraftTable:
         outcomes: list[WorkResult],
         draft_us: int,
         cycle_us: int | None = None,
+        began_us: int = 0,
     ) -> None:
         """Results of a pass, in the order of `items`. `cycle_us`: since the pass before ended,
         all that rows cost beside the engine's `draft_us` (None: the draft has stood still)."""
-        self.stats.num_passes += bool(items)
-        self.stats.busy_us += draft_us
+        self.stats.end_pass(len(items), draft_us)
         if items and all(len(item.work.token_ids) == 1 for item in items):
             self._budget.learn(len(items), draft_us if cycle_us is None else cycle_us)
         for item, outcome in zip(items, outcomes, strict=True):
@@ -361,7 +362,7 @@ class DraftTable:
                 continue  # closed or reopened during the pass, or a branch that is no more
             if outcome.token_id is not None:
                 entry.is_suspect = False
-            if entry.session.end_work(outcome, draft_us):
+            if entry.session.end_work(outcome, draft_us, began_us):
                 self.stats.num_drafted_tokens += 1
 
     def cancel_pass(self, items: list[PassItem]) -> None:
@@ -390,5 +391,6 @@ class DraftTable:
 
 
 def _pass_item(key: SessionKey, entry: _Entry, sequence_id: int, work: DraftWork) -> PassItem:
-    session = entry.session
-    return PassItem(key, sequence_id, session.sampling, session.mode, work, entry.cache_salt)
+    session, salt = entry.session, entry.cache_salt
+    context = session.trace_context
+    return PassItem(key, sequence_id, session.sampling, session.mode, work, salt, context)

@@ -24,6 +24,7 @@ class DraftWork:
     (u32) keys the noise of the draw where it is the draft's own. `num_runner_ups`: so many tokens
     that come next after the drawn one are wanted as well. With `fork_of` the engine's sequence is
     new and begins with what that one has in the cache before the pass, up to `start`.
+    `received_us`: when the newest verdict came, if this is the first work after it; else 0.
     """
 
     start: int
@@ -34,6 +35,7 @@ class DraftWork:
     round: int
     num_runner_ups: int = 0
     fork_of: int | None = None
+    received_us: int = 0
 
     @property
     def end(self) -> int:

@@ -11,11 +11,13 @@ from paceline.protocol.lookahead_types import PassRecord
 
 
 class Forecast:
-    """Sums since start."""
+    """Sums since start: what was expected, and what the same passes brought and took."""
 
     def __init__(self) -> None:
         self.tokens = 0.0
         self.us = 0.0
+        self.num_committed = 0
+        self.took_us = 0
         self._next: tuple[float, float] | None = None
 
     def plan(self, tokens: float, pass_us: float | None) -> None:
@@ -29,6 +31,8 @@ class Forecast:
             return
         self.tokens += planned[0]
         self.us += planned[1] + record.idle_us
+        self.num_committed += record.num_committed
+        self.took_us += record.ended_us - record.started_us + record.idle_us
 
     @property
     def tokens_per_s(self) -> float:

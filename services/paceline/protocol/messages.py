@@ -43,7 +43,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Target -> draft, the answer to a `Hello` that fits."""
+    """Target -> draft, the answer to a `Hello` that fits.
+
+    `unix_offset_us`: what turns the target's monotonic clock into unix time (0: not said).
+    """
 
     protocol_version: int
     boot_id: str
@@ -51,6 +54,7 @@ class Welcome:
     model_id: str
     vocab_size: int
     tokenizer_hash: str
+    unix_offset_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class OpenSession:
     drafted. `cache_salt` (u64): the draft's prefix cache shares blocks only between equal salts.
     `fan_out`: for so many runner-ups of each proposal the draft may prepare a branch, in case the
     target commits that one instead (0: none; always 0 in the rejection modes).
+    `trace_context`: of the round that is open; empty when the request is not traced.
     """
 
     session_id: int
@@ -73,6 +78,7 @@ class OpenSession:
     limit_position: int
     cache_salt: int = 0
     fan_out: int = 0
+    trace_context: bytes = b""
 
 
 class OpenStatus(StrEnum):
@@ -97,8 +103,9 @@ class DraftTokens:
     `draft_probs`: in the rejection modes the law that each token was drawn from, else empty.
     `context_hash` is the hash (`protocol.token_log`) of all tokens before `start`: a proposal made
     from another context is recognised exactly. `last_round` is the newest verdict round that the
-    draft had processed. `draft_us` is compute time of these tokens; `sent_us` the draft's monotonic
-    clock when the message left.
+    draft had processed. `draft_us` is compute time of these tokens. Three moments are the draft's
+    monotonic clock (0: not said): `began_us` when their computing began, `sent_us` when the message
+    left, and `received_us`, in the first proposals computed after a verdict, when that came.
 
     `is_branch`: the context is not the draft's own text. It goes on from a runner-up, a token that
     the target may commit in place of the draft's own; the target holds such proposals beside its
@@ -117,6 +124,8 @@ class DraftTokens:
     sent_us: int = 0
     draft_probs: tuple[SparseProbs, ...] = ()
     is_branch: bool = False
+    began_us: int = 0
+    received_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,8 @@ class Verdict:
     everything behind `token_ids`, even if the last of them equals its own: what the target has
     looked at must not be proposed again from the same noise (math.md 2d, B2).
 
-    `fan_out` is the one in force from now on, see `OpenSession`.
+    `fan_out` is the one in force from now on, see `OpenSession`. `trace_context` is that of the
+    round that is now open, the one after `round`; `sent_us` our clock when the message left.
     """
 
     session_id: int
@@ -146,6 +156,7 @@ class Verdict:
     verify_us: int = 0
     has_rejection: bool = False
     fan_out: int = 0
+    sent_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import grpc
@@ -15,7 +15,7 @@ from paceline.rpc.endpoint import CALL_ERRORS, METHOD, SERVICE, client_options
 from paceline.rpc.errors import HandshakeRefused, StreamClosed, StreamLost
 from paceline.rpc.handshake import misfit
 from paceline.rpc.limits import WireLimits
-from paceline.rpc.stream import DraftStream, TransportError
+from paceline.rpc.stream import DraftStream, TransportError, monotonic_us
 from paceline.rpc.tls import explain, is_refusal, open_channel
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -53,7 +53,10 @@ class _CallTransport:
 
 @asynccontextmanager
 async def dial(
-    address: str, config: RpcConfig, hello: Hello
+    address: str,
+    config: RpcConfig,
+    hello: Hello,
+    now_us: Callable[[], int] = monotonic_us,
 ) -> AsyncIterator[tuple[Welcome, DraftStream]]:
     """`async with dial(...) as (welcome, stream):` connects; leaving says Bye and hangs up.
 
@@ -70,7 +73,8 @@ async def dial(
         # Bytes in, bytes out: the codec parses, and counts garbage like any other offence.
         call: Call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         try:
-            async with DraftStream(_CallTransport(call), codec, config, dials=True) as stream:
+            transport = _CallTransport(call)
+            async with DraftStream(transport, codec, config, dials=True, now_us=now_us) as stream:
                 welcome = await _shake_hands(stream, config, hello)
                 yield welcome, stream
         finally:

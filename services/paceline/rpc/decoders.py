@@ -79,6 +79,7 @@ def _welcome(wire: pb.Welcome, _limits: WireLimits) -> list[Welcome]:
             model_id=check_name("model_id", wire.model_id),
             vocab_size=check_range("vocab_size", wire.vocab_size, 1, MAX_INT),
             tokenizer_hash=check_name("tokenizer_hash", wire.tokenizer_hash),
+            unix_offset_us=check_range("unix_offset_us", wire.unix_offset_us, 0, MAX_COUNTER),
         )
     ]
 
@@ -128,6 +129,7 @@ def _open_session(wire: pb.OpenSession, limits: WireLimits) -> OpenSession:
         limit_position=check_range("limit_position", wire.limit_position, 0, MAX_INT),
         cache_salt=wire.cache_salt,
         fan_out=check_range("fan_out", wire.fan_out, 0, MAX_FAN_OUT),
+        trace_context=_trace_context(wire.trace_context),
     )
 
 
@@ -143,8 +145,15 @@ def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
     draft_us, sent_us = wire.draft_us, wire.sent_us
     if start + len(token_ids) > MAX_INT:
         raise RemoteProtocolError(f"positions {start} + {len(token_ids)} exceed {MAX_INT}")
-    if last_round > MAX_COUNTER or draft_us > MAX_COUNTER or sent_us > MAX_COUNTER:
-        _refuse_counters(last_round=last_round, draft_us=draft_us, sent_us=sent_us)
+    began_us, received_us = wire.began_us, wire.received_us
+    if max(last_round, draft_us, sent_us, began_us, received_us) > MAX_COUNTER:
+        _refuse_counters(
+            last_round=last_round,
+            draft_us=draft_us,
+            sent_us=sent_us,
+            began_us=began_us,
+            received_us=received_us,
+        )
     return DraftTokens(
         wire.session_id,
         wire.epoch,
@@ -156,6 +165,8 @@ def _draft_tokens(wire: pb.DraftTokens, limits: WireLimits) -> DraftTokens:
         sent_us,
         _laws(wire, limits) if wire.distributions else (),
         wire.is_branch,
+        began_us,
+        received_us,
     )
 
 
@@ -181,16 +192,13 @@ def _law(wire: pb.DraftDistribution, limits: WireLimits) -> SparseProbs:
 def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
     token_ids = tuple(wire.token_ids)
     limits.check_token_ids(token_ids)
-    start, trace_context = wire.start, wire.trace_context
+    start = wire.start
     if start + len(token_ids) > MAX_INT:
         raise RemoteProtocolError(f"positions {start} + {len(token_ids)} exceed {MAX_INT}")
-    if trace_context and len(trace_context) != TRACE_CONTEXT_BYTES:
-        raise RemoteProtocolError(
-            f"a trace context of {len(trace_context)} bytes, 0 or {TRACE_CONTEXT_BYTES} expected"
-        )
-    round_, queue_us, verify_us = wire.round, wire.queue_us, wire.verify_us
-    if round_ > MAX_COUNTER or queue_us > MAX_COUNTER or verify_us > MAX_COUNTER:
-        _refuse_counters(round=round_, queue_us=queue_us, verify_us=verify_us)
+    trace_context = _trace_context(wire.trace_context)
+    round_, queue_us, verify_us, sent_us = wire.round, wire.queue_us, wire.verify_us, wire.sent_us
+    if max(round_, queue_us, verify_us, sent_us) > MAX_COUNTER:
+        _refuse_counters(round=round_, queue_us=queue_us, verify_us=verify_us, sent_us=sent_us)
     return Verdict(
         wire.session_id,
         wire.epoch,
@@ -204,7 +212,16 @@ def _verdict(wire: pb.Verdict, limits: WireLimits) -> Verdict:
         verify_us,
         wire.has_rejection,
         check_range("fan_out", wire.fan_out, 0, MAX_FAN_OUT),
+        sent_us,
     )
+
+
+def _trace_context(trace_context: bytes) -> bytes:
+    if trace_context and len(trace_context) != TRACE_CONTEXT_BYTES:
+        raise RemoteProtocolError(
+            f"a trace context of {len(trace_context)} bytes, 0 or {TRACE_CONTEXT_BYTES} expected"
+        )
+    return trace_context
 
 
 def _refuse_counters(**values: int) -> None:

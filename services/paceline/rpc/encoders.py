@@ -48,6 +48,7 @@ def _welcome(message: Welcome, wire: pb.Welcome) -> None:
     wire.model_id = message.model_id
     wire.vocab_size = message.vocab_size
     wire.tokenizer_hash = message.tokenizer_hash
+    wire.unix_offset_us = message.unix_offset_us
 
 
 def _sampling(sampling: SamplingParams, wire: pb.Sampling) -> None:
@@ -78,6 +79,7 @@ def _open_session(message: OpenSession, wire: pb.OpenSession) -> None:
     wire.limit_position = message.limit_position
     wire.cache_salt = message.cache_salt
     wire.fan_out = message.fan_out
+    wire.trace_context = message.trace_context
 
 
 def _opened(message: Opened, wire: pb.Opened) -> None:
@@ -96,6 +98,8 @@ def _draft_tokens(message: DraftTokens, wire: pb.DraftTokens) -> None:
     wire.draft_us = message.draft_us
     wire.sent_us = message.sent_us
     wire.is_branch = message.is_branch
+    wire.began_us = message.began_us
+    wire.received_us = message.received_us
     for probs in message.draft_probs:
         law = wire.distributions.add()
         law.token_ids.extend(probs.token_ids)
@@ -115,6 +119,7 @@ def _verdict(message: Verdict, wire: pb.Verdict) -> None:
     wire.verify_us = message.verify_us
     wire.has_rejection = message.has_rejection
     wire.fan_out = message.fan_out
+    wire.sent_us = message.sent_us
 
 
 def _nack(message: Nack, wire: pb.Nack) -> None:

@@ -1,5 +1,6 @@
 """TargetReplica: a `TargetDriver` inside a Serve replica, reporting to the Controller."""
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -7,12 +8,14 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from paceline import serve_logs
 from paceline.config import AppConfig
 from paceline.config.live import LiveTargetConfig
 from paceline.controller_client import HeartbeatLoop
@@ -20,11 +23,14 @@ from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.live_config import LiveConfig
 from paceline.rank_actors import load_replica_engine
+from paceline.ray_metrics import RayExporter
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
+from paceline.target.request_log import log_generation
+from paceline.tracing.process import open_tracer
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 WILDCARD_HOSTS = ("0.0.0.0", "::")
 
@@ -36,6 +42,7 @@ class TargetReplica:
     async def __init__(  # type: ignore[misc]
         self, config: AppConfig, controller: DeploymentHandle
     ) -> None:
+        serve_logs.attach(config.logging)
         self._parts = contextlib.AsyncExitStack()  # what has been started, also if the rest fails
         boot_id = uuid.uuid4().hex
         replica_id = serve.get_replica_context().replica_tag
@@ -45,12 +52,17 @@ class TargetReplica:
             adapters=config.target.adapters,
         )
         self._parts.push_async_callback(self._engine.stop)
-        self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id)
+        tracer = open_tracer(config.tracing, "paceline-target", {"service.instance.id": replica_id})
+        if tracer is not None:
+            self._parts.push_async_callback(asyncio.to_thread, tracer.close)
+        self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id, tracer)
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
         self._replica_id = replica_id
         self._host = config.target.host
         self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
+        model_name = config.gateway.served_model_name
+        self._ray_metrics = RayExporter({"model_name": model_name, "replica": replica_id})
         self._live = LiveConfig(
             serve.get_replica_context().deployment,
             config.speculation,
@@ -81,8 +93,10 @@ class TargetReplica:
         self._reporter.config_error = self._live.error
 
     async def _report(self, controller: DeploymentHandle) -> None:
-        self._reporter.expire(time.monotonic())
-        report = self._reporter.report(self._driver.num_links)
+        now_s = time.monotonic()
+        self._reporter.expire(now_s)
+        report = self._reporter.report(self._driver.num_links, now_s, self._driver.rtt_us)
+        self._ray_metrics.offer(lambda: self._reporter.snapshot, now_s)
         answer = await controller.heartbeat_target.remote(report)
         self._reporter.hear(answer, time.monotonic())
 
@@ -92,10 +106,11 @@ class TargetReplica:
         """One item per round; None: nothing new, but the target lives. A refusal is an item, too:
         Serve logs a traceback for what is raised here, and any client could fill the log."""
         try:
-            async for delta in self._driver.generate(request):
-                yield delta
+            work = self._driver.generate(request)
+            async with aclosing(log_generation(request, work, time.monotonic)) as deltas:
+                async for delta in deltas:
+                    yield delta
         except RequestError as refusal:
-            logger.info("request %s: %s", request.request_id, refusal.code)
             yield refusal
 
     async def abort(self, request_id: str, choice: int | None = None) -> bool:

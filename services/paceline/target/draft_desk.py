@@ -45,7 +45,7 @@ from paceline.protocol.target_session import Disposition
 from paceline.target.breaker import BreakerState
 from paceline.target.draft_pool import DraftLink, DraftPool
 from paceline.target.open_len import max_open_len
-from paceline.target.sequence import Arrival, Sequence
+from paceline.target.sequence import Sequence
 
 _US = 1_000_000
 MAX_DRAFT_US = _US
@@ -66,10 +66,7 @@ class DraftDesk:
     """
 
     def __init__(
-        self,
-        sequences: dict[int, Sequence],
-        policy: LookaheadPolicy,
-        config: RpcConfig,
+        self, sequences: dict[int, Sequence], policy: LookaheadPolicy, config: RpcConfig
     ) -> None:
         self._sequences = sequences
         self._policy = policy
@@ -185,9 +182,9 @@ class DraftDesk:
             self._detach_sequence(sequence, None)
             return
         sequence.open_deadline_us = now_us + int(self._config.open_timeout_s * _US)
-        sequence.arrivals.clear()  # the window that they describe is emptied
         message = session.reopen(link.hello.max_model_len)
-        message = replace(message, cache_salt=sequence.request.cache_salt)
+        salt, context = sequence.request.cache_salt, sequence.open_context
+        message = replace(message, cache_salt=salt, trace_context=context)
         self.pool.send(sequence.draft_id, message, grants=True)
         self.counts["reopened" if session.epoch > 1 else "opened"] += 1
 
@@ -259,12 +256,15 @@ class DraftDesk:
 
     # -- messages ---------------------------------------------------------------------------
 
-    def receive(self, link_id: int, message: DraftMessage, now_us: int, wire_us: int = 0) -> None:
-        """Act on one message of a draft. Never raises for what a peer may send."""
+    def receive(
+        self, link_id: int, message: DraftMessage, now_us: int, offset_us: int | None = None
+    ) -> None:
+        """Act on one message of a draft, whose clock is `offset_us` before ours (None: unknown).
+        Never raises for what a peer may send."""
         self._now_us = now_us
         match message:
             case DraftTokens() | Opened() | Nack() | CloseSession():
-                self._receive_for_sequence(link_id, message, now_us, wire_us)
+                self._receive_for_sequence(link_id, message, now_us, offset_us)
             case Drain():
                 link = self.pool.get(link_id)
                 if link is not None and not link.is_draining:
@@ -274,7 +274,7 @@ class DraftDesk:
                 pass  # Ping, Pong and Bye are the stream's own affair
 
     def _receive_for_sequence(
-        self, link_id: int, message: SequenceMessage, now_us: int, wire_us: int
+        self, link_id: int, message: SequenceMessage, now_us: int, offset_us: int | None
     ) -> None:
         link = self.pool.get(link_id)
         if link is None or not self.pool.spend(link_id):
@@ -290,11 +290,12 @@ class DraftDesk:
         try:
             match message:
                 case DraftTokens():
-                    self._draft(link, sequence, message, now_us, wire_us)
+                    sequence.clock.arrive(message, now_us, offset_us)
+                    self._draft(link, sequence, message, now_us)
                 case Opened():
                     self._opened(link, sequence, message, now_us)
                 case Nack():
-                    self._nack(sequence, message)
+                    self._nack(sequence, message, now_us)
                 case CloseSession():
                     self._given_up(sequence, message, now_us)
         except RemoteProtocolError:
@@ -304,18 +305,15 @@ class DraftDesk:
             self._part(sequence, CloseReason.PROTOCOL)
             self._lose(sequence, LinkEvent.PEER_LOST, now_us)
 
-    def _draft(
-        self, link: DraftLink, sequence: Sequence, draft: DraftTokens, now_us: int, wire_us: int
-    ) -> None:
+    def _draft(self, link: DraftLink, sequence: Sequence, draft: DraftTokens, now_us: int) -> None:
         session = sequence.session
         # Two arrivals in one window under one verdict: no flush and no lack of credit between.
         goes_on = session.window_len > 0 and sequence.last_arrival_us > sequence.ready_us
         since_last_us = now_us - sequence.last_arrival_us
-        arrival = Arrival.of(draft, now_us, wire_us)
-        disposition = session.receive_draft(draft, note=arrival)
+        disposition = session.receive_draft(draft)
         self.counts[disposition] += 1
         if disposition is Disposition.KEPT:
-            sequence.keep(arrival)
+            sequence.last_arrival_us = now_us
             sequence.open_pause_us = 0  # this draft is worth coming back to
             sequence.patience.reward(now_us, _has_credit(sequence))
             if link.breaker.keep(now_us):
@@ -342,7 +340,7 @@ class DraftDesk:
             link.busy_until_us = now_us + int(self._config.redial_min_s * _US)
         self._detach_sequence(sequence, now_us)
 
-    def _nack(self, sequence: Sequence, nack: Nack) -> None:
+    def _nack(self, sequence: Sequence, nack: Nack, now_us: int) -> None:
         if nack.epoch != sequence.session.epoch:
             self.counts[Disposition.STALE_EPOCH] += 1
             return
@@ -354,7 +352,7 @@ class DraftDesk:
             self.counts["nack_repeated"] += 1
         elif verdict is not None:
             sequence.nacked_round = sequence.session.round
-            self.pool.send(sequence.draft_id, verdict)
+            self.pool.send(sequence.draft_id, sequence.stamped(verdict, now_us))
 
     def _given_up(self, sequence: Sequence, close: CloseSession, now_us: int) -> None:
         if close.epoch == sequence.session.epoch and sequence.session.is_attached:

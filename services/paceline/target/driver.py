@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from paceline.config import AppConfig
@@ -16,17 +17,20 @@ from paceline.engine.worker import EngineWorker, PassResult, monotonic_us
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
 from paceline.pass_loop import PassLoop
-from paceline.protocol.messages import PROTOCOL_VERSION, DraftTokens, Hello, Welcome
+from paceline.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 from paceline.rpc.errors import StreamLost
 from paceline.rpc.server import SpeculationServer
 from paceline.rpc.stream import TargetStream
 from paceline.target import endings
 from paceline.target.endings import Ending
 from paceline.target.intake import living_outputs
+from paceline.target.round_clock import NO_TRACES
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
+from paceline.target.traces import TargetTracer
+from paceline.tracing.spans import Tracer
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,12 +47,21 @@ class TargetDriver:
     """One target replica without Ray. `async with` starts it; `generate` serves requests."""
 
     def __init__(
-        self, worker: EngineWorker, config: AppConfig, replica_id: str, boot_id: str
+        self,
+        worker: EngineWorker,
+        config: AppConfig,
+        replica_id: str,
+        boot_id: str,
+        tracer: Tracer | None = None,
     ) -> None:
         self.worker = worker
         self.scheduler = Scheduler(worker.info, config.target, config.speculation, config.rpc)
+        self._tracer: TargetTracer | None = None
+        if tracer is not None:
+            self._tracer = TargetTracer(tracer, replica_id, config.tracing.slow_request_s)
         self._alive_interval_s = config.target.alive_interval_s
         self._requests: dict[str, _Answers] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}  # of requests that are to come
         self._answers: dict[int, _Answers] = {}  # the same by session id
         self._streams: dict[int, TargetStream] = {}
         self._next_link_id = 1
@@ -60,6 +73,7 @@ class TargetDriver:
             model_id=info.model_id,
             vocab_size=info.vocab_size,
             tokenizer_hash=info.tokenizer_hash,
+            unix_offset_us=0 if tracer is None else tracer.unix_offset_us,
         )
         self.server = SpeculationServer(
             config.rpc,
@@ -102,16 +116,25 @@ class TargetDriver:
         When the target stops, its requests end in a 503: `engine_broken` if they were in the
         pass that broke the engine and so may be the cause, else `target_lost`.
         """
-        if request.request_id in self._requests:
+        if request.request_id in self._requests or request.request_id in self._checks:
             raise RequestError("a request with this id is in progress", "request_id")
+        has_grammar = bool(request.sampling.grammar)
+        if has_grammar:
+            async with aclosing(self._check(request)) as waiting:
+                async for _ in waiting:
+                    yield None
         if not self._loop.is_running:
             raise endings.target_lost()
-        first_session_id = self.scheduler.add(request, monotonic_us())
+        now_us = monotonic_us()
+        trace = None if self._tracer is None else self._tracer.begin(request, now_us)
+        traces = NO_TRACES if trace is None else trace.choices
+        first_session_id = self.scheduler.add(request, now_us, has_grammar, traces)
         answers = _Answers(first_session_id, set(living_outputs(request)))
         session_ids = [first_session_id + choice for choice in answers.open]
         self._requests[request.request_id] = answers
         self._answers.update(dict.fromkeys(session_ids, answers))
         self._loop.wake()
+        failure: RequestError | None = None
         try:
             while answers.open:
                 try:
@@ -123,6 +146,7 @@ class TargetDriver:
                     yield None
                     continue
                 if isinstance(delta, RequestError):
+                    failure = delta
                     raise delta
                 if delta is None or delta.choice not in answers.open:
                     continue  # this choice was aborted
@@ -135,6 +159,29 @@ class TargetDriver:
                 del self._answers[session_id]
                 if self.scheduler.abort(session_id):
                     self._loop.wake()
+            if trace is not None:
+                trace.end(monotonic_us(), failure)
+
+    async def _check(self, request: GenerateRequest) -> AsyncGenerator[None, None]:
+        """In a thread, since a grammar may take seconds; an item as often as a sign of life is due.
+
+        A check that is left, or aborted, runs to its end there, and nobody hears of it.
+        """
+        name, check = request.request_id, asyncio.to_thread(self.scheduler.intake.check, request)
+        self._checks[name] = task = asyncio.create_task(check)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            while not task.done() and self._checks.get(name) is task:
+                await asyncio.wait((task,), timeout=self._alive_interval_s)
+                if not task.done():
+                    yield None
+            if self._checks.get(name) is not task:
+                raise endings.aborted()
+            task.result()
+        finally:
+            task.cancel()
+            if self._checks.get(name) is task:
+                del self._checks[name]
 
     def abort(self, request_id: str, choice: int | None = None) -> bool:
         """End a request wherever it is, or one choice of it while the others go on.
@@ -144,7 +191,8 @@ class TargetDriver:
         """
         answers = self._requests.get(request_id)
         if answers is None:
-            return False
+            check = self._checks.pop(request_id, None) if choice is None else None
+            return check is not None
         if choice is None:
             self._fail(answers, endings.aborted())
             return True
@@ -230,16 +278,18 @@ class TargetDriver:
             raise  # ends the pass loop, so that this replica is replaced
         if done is None:
             return
-        times = PassTimes(done.started_us, done.ended_us)
+        times = PassTimes(done.started_us, done.ended_us, done.logits_us)
         self.scheduler.commit_pass(plan, done.results, times, done.num_free_blocks)
 
     def _deliver(self) -> None:
         """The last pass's tokens to its requests, and whatever drafts are to hear."""
-        for session_id, delta in self.scheduler.finish_pass():
+        for session_id, delta in self.scheduler.finish_pass(monotonic_us()):
             answers = self._answers.get(session_id)
             if answers is not None:
                 answers.queue.put_nowait(delta)
         self._flush()
+        if self._tracer is not None:
+            self._tracer.flush()
 
     # -- drafts -----------------------------------------------------------------------------
 
@@ -264,8 +314,9 @@ class TargetDriver:
                 now_us = monotonic_us()
                 if stream.clock.rtt_us is not None:
                     self.scheduler.policy.learn_rtt(stream.clock.rtt_us)
+                offset_us = stream.clock.offset_us
                 for message in messages:
-                    desk.receive(link_id, message, now_us, _wire_us(stream, message, now_us))
+                    desk.receive(link_id, message, now_us, offset_us)
                 self._flush()
                 self._loop.wake()
         except StreamLost as lost:
@@ -279,9 +330,12 @@ class TargetDriver:
     def num_links(self) -> int:
         return len(self._streams)
 
-
-def _wire_us(stream: TargetStream, message: object, now_us: int) -> int:
-    if not isinstance(message, DraftTokens):
-        return 0
-    sent_us = stream.clock.to_local_us(message.sent_us)
-    return 0 if sent_us is None else max(0, now_us - sent_us)
+    @property
+    def rtt_us(self) -> dict[str, int]:
+        """Least recent round trip by draft replica, of those that have answered a ping."""
+        links = self.scheduler.drafts.pool.links()
+        return {
+            links[link_id].hello.replica_id: stream.clock.rtt_us
+            for link_id, stream in self._streams.items()
+            if stream.clock.rtt_us is not None
+        }

@@ -6,6 +6,7 @@ no other request.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.config import SpeculationConfig, TargetConfig
@@ -22,6 +23,7 @@ from paceline.sampling.params import (
     SamplingParams,
     VerificationMode,
 )
+from paceline.target.round_clock import NO_TRACES, RoundTracer
 from paceline.target.sequence import Sequence
 
 _US = 1_000_000
@@ -41,6 +43,7 @@ class Intake:
         self.speculation = speculation
 
     def check(self, request: GenerateRequest) -> None:
+        """Any thread may do it; a grammar may take seconds."""
         self._check_adapter(request)
         self._check_lengths(request)
         self._check_ids(request)
@@ -49,9 +52,13 @@ class Intake:
         self._check_grammar(request)
 
     def sequences(
-        self, request: GenerateRequest, first_session_id: int, now_us: int
+        self,
+        request: GenerateRequest,
+        first_session_id: int,
+        now_us: int,
+        traces: Mapping[int, RoundTracer] = NO_TRACES,
     ) -> list[Sequence]:
-        """Choice i has session id `first_session_id` + i."""
+        """Choice i has session id `first_session_id` + i, and is traced by `traces[i]`."""
         log = TokenLog(request.prompt_token_ids)  # milliseconds for a long prompt: once for all
         group: list[Sequence] = []
         outputs = living_outputs(request)
@@ -59,6 +66,8 @@ class Intake:
             own_log = log.copy() if len(group) + 1 < len(outputs) else log
             sequence = self._sequence(request, first_session_id + choice, choice, own_log, output)
             sequence.ready_us = now_us
+            sequence.clock.start(now_us)
+            sequence.trace = traces.get(choice)
             sequence.queue_deadline_us = now_us + int(self._target.max_queue_s * _US)
             if group:
                 sequence.leader = group[0]

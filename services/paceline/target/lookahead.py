@@ -58,3 +58,15 @@ def was_foreseen(
     if session.mode in REJECTION_MODES or not is_full or place >= len(session.log):
         return None
     return session.log.slice(place, place + 1) == (acceptance.next_token_id,)
+
+
+def num_unused(session: TargetSession, num_draft_tokens: int, acceptance: Acceptance) -> int:
+    """Proposals behind those of this pass that its outcome makes useless: all, unless the pass's
+    own token is the first of them. Asked before `commit`."""
+    num_ahead = session.window_len - num_draft_tokens
+    if num_ahead < 1:
+        return 0
+    place = session.committed_len + num_draft_tokens
+    is_full = acceptance.num_accepted_tokens == num_draft_tokens
+    goes_on = is_full and session.log.slice(place, place + 1) == (acceptance.next_token_id,)
+    return 0 if goes_on else num_ahead

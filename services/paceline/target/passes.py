@@ -13,7 +13,8 @@ from paceline.generation import TokenLogprobs
 from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.rounds import TokenDelta
 from paceline.sampling.acceptance import Acceptance, accept_matching
-from paceline.target.sequence import PassTimes, Sequence
+from paceline.target.round_clock import RoundRecord
+from paceline.target.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Round:
 
     sequence: Sequence
     delta: TokenDelta
-    times: PassTimes
+    record: RoundRecord
     logprobs: tuple[TokenLogprobs, ...]
 
 

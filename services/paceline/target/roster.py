@@ -17,13 +17,15 @@ from paceline.errors import OverloadedError, RequestError
 from paceline.protocol.link import LinkState
 from paceline.target.endings import no_place
 from paceline.target.sequence import Sequence
+from paceline.target.stats import SchedulerStats
 
 
 class Roster:
     """All sequences of a target, by session id. Both queues are in order of arrival."""
 
-    def __init__(self, info: EngineInfo, config: TargetConfig) -> None:
+    def __init__(self, info: EngineInfo, config: TargetConfig, stats: SchedulerStats) -> None:
         self._config = config
+        self._stats = stats
         self._block_size = info.block_size
         # Kept free when a sequence starts, for what those that run will write.
         self._watermark = int(config.kv_watermark * info.num_blocks)
@@ -121,6 +123,7 @@ class Roster:
         if is_background and num_startable < n:
             raise no_place()
         if self.num_queued + n - num_startable > max_queued:
+            self._stats.num_refused += 1
             raise OverloadedError(
                 f"{self.num_queued} sequences are queued (target.max_queued_seqs)",
                 None,

@@ -8,8 +8,8 @@ its driver runs the engine and moves messages. Time is an argument (monotonic mi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepResult
@@ -20,9 +20,10 @@ from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
 from paceline.target.lone_hold import lone_hold
-from paceline.target.lookahead import lookahead_limits, pass_record, was_foreseen
+from paceline.target.lookahead import lookahead_limits, num_unused, pass_record, was_foreseen
 from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
+from paceline.target.round_clock import NO_TRACES, PassRecord, RoundTracer
 from paceline.target.sequence import PassTimes, Sequence
 from paceline.target.stats import SchedulerStats
 
@@ -44,8 +45,8 @@ class Scheduler:
         self.speculation = speculation
         self.policy = LookaheadPolicy(lookahead_limits(speculation))
         self.stats = SchedulerStats()
-        self._intake = Intake(info, target, speculation)
-        self._roster = Roster(info, target)
+        self.intake = Intake(info, target, speculation)
+        self._roster = Roster(info, target, self.stats)
         self._sequences = self._roster.sequences
         self._running = self._roster.running
         self._next_session_id = 1
@@ -76,20 +77,27 @@ class Scheduler:
     def running_sequences(self) -> list[Sequence]:
         return [self._sequences[session_id] for session_id in self._running]
 
-    def add(self, request: GenerateRequest, now_us: int) -> int:
+    def add(
+        self,
+        request: GenerateRequest,
+        now_us: int,
+        is_checked: bool = False,
+        traces: Mapping[int, RoundTracer] = NO_TRACES,
+    ) -> int:
         """Admit or queue a request; choice i, if it is to run, has the returned session id + i.
 
-        Raises `ContextLengthError` / `RequestError` for what can never run here and
-        `OverloadedError` when `target.max_queued_seqs` wait already. Nothing was started then.
+        Raises what `intake.check` does, unless `is_checked`, and `OverloadedError` when
+        `target.max_queued_seqs` wait already. Nothing was started then.
         """
-        self._intake.check(request)
+        if not is_checked:
+            self.intake.check(request)
         prompt_len = len(request.prompt_token_ids)
         lengths = [prompt_len + len(output) for output in living_outputs(request).values()]
         # Before anything is built: that takes milliseconds for a long prompt.
-        num_shared = self._intake.num_shared_tokens(request)
+        num_shared = self.intake.num_shared_tokens(request)
         self._roster.check_room(lengths, num_shared, request.is_background)
         first_session_id = self._next_session_id
-        group = self._intake.sequences(request, first_session_id, now_us)
+        group = self.intake.sequences(request, first_session_id, now_us, traces)
         for sequence in group:
             self.policy.add(sequence.lookahead)
         self._roster.enqueue(group)
@@ -109,11 +117,9 @@ class Scheduler:
         return True
 
     def expire(self, now_us: int) -> list[Ending]:
-        """End the requests that have waited `target.max_queue_s` and never had a place, and name
-        those in the background that must give way: the caller aborts these.
-
-        Who has begun and lost its KV is not overdue. May be called amid a pass.
-        """
+        """End the requests that have waited `target.max_queue_s` and never had a place (who has
+        begun and lost its KV is not among them), and name those in the background that must give
+        way: the caller aborts these. May be called amid a pass."""
         overdue = self._roster.overdue(now_us)
         for session_id in overdue:
             self.stats.num_queue_timeouts += 1
@@ -124,7 +130,7 @@ class Scheduler:
     def set_speculation(self, speculation: SpeculationConfig) -> None:
         """The configuration has changed; requests in progress follow."""
         self.speculation = speculation
-        self._intake.speculation = speculation
+        self.intake.speculation = speculation
         self.policy.set_limits(lookahead_limits(speculation))
 
     def take_released(self) -> list[int]:
@@ -139,6 +145,7 @@ class Scheduler:
         if self._is_short and self._running:
             return  # what has just given way must not come back before a pass has been done
         for sequence in self._roster.admit():
+            self.stats.admit(now_us - sequence.ready_us, sequence.num_preemptions)
             self.drafts.try_open(sequence, now_us)
 
     def _retire(self, session_id: int) -> None:
@@ -187,6 +194,8 @@ class Scheduler:
         was_held = bool(sequence.hold_until_us)
         until_us = lone_hold(sequence, self.policy.lone, now_us)
         self.stats.num_holds += until_us is not None and not was_held
+        if was_held and until_us is None:
+            sequence.clock.ready_us = now_us
         return until_us
 
     def _decode_entries(
@@ -214,7 +223,7 @@ class Scheduler:
             free_blocks -= self._roster.num_new_blocks(sequence, len(draft))
             rows_left -= len(draft)
         entries = [
-            self._entry(s, s.session.committed_len - 1, None, drafts[s.session.session_id])
+            make_entry(s, s.session.committed_len - 1, None, drafts[s.session.session_id])
             for s in decoding
         ]
         return entries, rows_left
@@ -226,48 +235,35 @@ class Scheduler:
             if rows_left < 1:
                 break
             sequence.session.begin_verify(0)
-            entry = self._entry(sequence, sequence.cached_len, rows_left, ())
+            entry = make_entry(sequence, sequence.cached_len, rows_left, ())
             rows_left -= entry.max_rows
             entries.append(entry)
         return entries
 
-    def _entry(
-        self, sequence: Sequence, start: int, max_rows: int | None, draft: tuple[int, ...]
-    ) -> PassEntry:
-        return make_entry(sequence, start, max_rows, draft)
-
     def end_pass(
-        self,
-        plan: PassPlan,
-        results: Seq[StepResult],
-        times: PassTimes,
-        num_free_blocks: int,
+        self, plan: PassPlan, results: Seq[StepResult], times: PassTimes, num_free_blocks: int
     ) -> list[tuple[int, RoundDelta]]:
         """`commit_pass` and `finish_pass`."""
         self.commit_pass(plan, results, times, num_free_blocks)
-        return self.finish_pass()
+        return self.finish_pass(times.ended_us)
 
     def commit_pass(
-        self,
-        plan: PassPlan,
-        results: Seq[StepResult],
-        times: PassTimes,
-        num_free_blocks: int,
+        self, plan: PassPlan, results: Seq[StepResult], times: PassTimes, num_free_blocks: int
     ) -> None:
         """Commit a pass: what the next plan needs. `finish_pass` must follow before another.
 
         `num_free_blocks` is the engine's count after the pass.
         """
-        self.stats.num_passes += 1
-        self.stats.busy_us += times.ended_us - times.started_us
         self._end_turn(plan)
         self.learn_free_blocks(num_free_blocks)
-        num_before, num_rows = self.stats.num_committed_tokens, []
-        for entry, result in zip(plan.entries, results, strict=True):
+        num_before = self.stats.num_committed_tokens
+        pairs = list(zip(plan.entries, results, strict=True))
+        num_rows = [entry.num_computed(result) for entry, result in pairs]
+        done = PassRecord(times, len(pairs), sum(num_rows))
+        for entry, result in pairs:
             sequence = self._sequences[entry.session_id]
             sequence.learn(result, entry.cached_len(result))
-            num_rows.append(entry.num_computed(result))
-            self.stats.num_rows += num_rows[-1]
+            sequence.clock.passed(done)
             self.stats.num_prefix_tokens += result.num_prefix_tokens
             if sequence.is_aborted:
                 self._retire(entry.session_id)
@@ -275,17 +271,19 @@ class Scheduler:
                 self._untold.append(self._commit(entry, result, times))
             else:
                 sequence.session.cancel_verify()  # a prefill that has not got to the end
-        self._admit(times.ended_us)
         num_committed = self.stats.num_committed_tokens - num_before
         idle_us = None if self._busy_until_us is None else times.started_us - self._busy_until_us
         self._busy_until_us = times.ended_us
-        self.policy.end_pass(pass_record(plan, num_rows, num_committed, times, idle_us))
+        record = pass_record(plan, num_rows, num_committed, times, idle_us)
+        self.stats.end_pass(record)
+        self._admit(times.ended_us)
+        self.policy.end_pass(record)
 
-    def finish_pass(self) -> list[tuple[int, RoundDelta]]:
+    def finish_pass(self, now_us: int = 0) -> list[tuple[int, RoundDelta]]:
         """What requests and drafts are told of a pass, at best while the next one runs: returns
-        each sequence's delta; verdicts are in the drafts' outboxes."""
+        each sequence's delta; verdicts are in the drafts' outboxes, sent at `now_us`."""
         untold, self._untold = self._untold, []
-        return [(each.sequence.session.session_id, self._tell(each)) for each in untold]
+        return [(each.sequence.session.session_id, self._tell(each, now_us)) for each in untold]
 
     def _commit(self, entry: PassEntry, result: StepResult, times: PassTimes) -> Round:
         sequence = self._sequences[entry.session_id]
@@ -293,36 +291,37 @@ class Scheduler:
         acceptance = entry.acceptance(result)
         num_draft, accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
         foreseen = was_foreseen(session, num_draft, acceptance)
+        unused = num_unused(session, num_draft, acceptance)
         self.policy.end_round(sequence.lookahead, num_draft, accepted, foreseen)
         delta = session.commit(acceptance)
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
-        self._count(delta.num_draft_tokens, delta.num_accepted_tokens, len(delta.token_ids))
+        self.stats.end_round(delta, sequence.lookahead.cap, unused)
+        record = sequence.clock.close(times.ended_us)
         if session.is_finished:
             self.stats.num_finished += 1
             self._retire(entry.session_id)
-        return Round(sequence, delta, times, result.logprobs)
+        return Round(sequence, delta, record, result.logprobs)
 
-    def _tell(self, told: Round) -> RoundDelta:
-        sequence, delta, times = told.sequence, told.delta, told.times
+    def _tell(self, told: Round, now_us: int) -> RoundDelta:
+        sequence, delta, record = told.sequence, told.delta, told.record
         session = sequence.session
         if session.is_attached and not session.is_finished:
             sequence.allow(self.policy.grant(sequence.lookahead))
             verdict = session.due_verdict(delta)
             if verdict is not None:
-                verdict = replace(verdict, verify_us=times.ended_us - times.started_us)
+                times = record.passes[-1][1].times
+                verdict = sequence.stamped(verdict, now_us, times.ended_us - times.started_us)
             self.drafts.send_verdict(sequence, verdict)
         start = session.committed_len - len(delta.token_ids)
-        return sequence.to_round(delta, start, times, told.logprobs)
-
-    def _count(self, num_draft: int, num_accepted: int, num_committed: int) -> None:
-        self.stats.num_rounds += 1
-        self.stats.num_plain_rounds += num_draft == 0
-        self.stats.num_draft_tokens += num_draft
-        self.stats.num_accepted_tokens += num_accepted
-        self.stats.num_committed_tokens += num_committed
+        round_delta = sequence.to_round(delta, start, record, told.logprobs)
+        if sequence.trace is not None:
+            link = self.drafts.pool.get(sequence.draft_id)
+            record.describe(session, "" if link is None else link.hello.replica_id)
+            sequence.trace.end_round(record, round_delta)
+        return round_delta
 
     def make_room(self, plan: PassPlan) -> bool:
         """The engine raised `OutOfBlocks` and did nothing; True when the next plan asks for less.
@@ -339,6 +338,7 @@ class Scheduler:
                 was_aborted = True
                 self._retire(entry.session_id)
         self._is_short = True
+        self.stats.num_short_plans += 1
         if was_aborted or plan.has_drafts:
             return True
         if len(self._running) < 2:
@@ -381,7 +381,6 @@ class Scheduler:
         self._roster.drop_cache(sequence)
         self.drafts.suspend(sequence)
         sequence.session.empty_window()
-        sequence.arrivals.clear()
 
     def break_pass(self, plan: PassPlan) -> list[Ending]:
         """The engine broke under this pass for good: everybody ends here.

@@ -5,36 +5,17 @@ It knows no other sequence but the first of its own request, and neither queues 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.engine.base import StepResult
 from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
 from paceline.protocol.lookahead import Grant, SequenceLookahead
-from paceline.protocol.messages import DraftTokens
+from paceline.protocol.messages import Verdict
 from paceline.protocol.target_session import TargetSession, TokenDelta
 from paceline.target.patience import Patience
+from paceline.target.round_clock import PassTimes, RoundClock, RoundRecord, RoundTracer
 
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One `DraftTokens`: proposals before position `end`, and where their time went."""
-
-    end: int
-    arrived_us: int
-    wire_us: int
-    draft_us: int
-
-    @staticmethod
-    def of(draft: DraftTokens, now_us: int, wire_us: int) -> Arrival:
-        return Arrival(draft.start + len(draft.token_ids), now_us, wire_us, draft.draft_us)
-
-
-@dataclass(frozen=True, slots=True)
-class PassTimes:
-    """Start and end of a pass on the target's monotonic clock, microseconds."""
-
-    started_us: int
-    ended_us: int
+__all__ = ["PassTimes", "Sequence"]
 
 
 @dataclass(slots=True)
@@ -75,7 +56,8 @@ class Sequence:
     last_arrival_us: int = 0
     hold_until_us: int = 0
     hold_have: int = 0
-    arrivals: list[Arrival] = field(default_factory=list)
+    clock: RoundClock = field(default_factory=RoundClock)
+    trace: RoundTracer | None = None
 
     @property
     def first_session_id(self) -> int:
@@ -109,6 +91,18 @@ class Sequence:
         self.session.max_draft_ahead = grant.draft_ahead
         self.session.fan_out = grant.fan_out
 
+    @property
+    def open_context(self) -> bytes:
+        """Trace context of the round that is open; empty when nobody traces it."""
+        return b"" if self.trace is None else self.trace.context(self.session.round + 1)
+
+    def stamped(self, verdict: Verdict, now_us: int, verify_us: int = 0) -> Verdict:
+        """A verdict as it leaves."""
+        self.clock.told(verdict.round, now_us)
+        return replace(
+            verdict, verify_us=verify_us, sent_us=now_us, trace_context=self.open_context
+        )
+
     def unscored_prompt(self, start: int) -> tuple[int, ...]:
         """Prompt tokens that rows from `start` on predict and whose logprobs are still due."""
         wanted = self.request.num_prompt_logprobs is not None and self.choice == 0
@@ -132,35 +126,19 @@ class Sequence:
         self.prompt_logprobs.clear()
         self.hold_until_us = 0
 
-    def keep(self, arrival: Arrival) -> None:
-        """Remember when proposals arrived (bounded: one entry per message in the window)."""
-        self.arrivals.append(arrival)
-        self.last_arrival_us = arrival.arrived_us
-
     def to_round(
         self,
         delta: TokenDelta,
         start: int,
-        times: PassTimes,
+        record: RoundRecord,
         logprobs: tuple[TokenLogprobs, ...] = (),
     ) -> RoundDelta:
-        """The delta with the times of the proposals that this pass verified.
-
-        `logprobs` may go on behind the committed tokens, up to the last sampled row.
-        """
+        """The delta with its times. `logprobs` may go on behind the committed tokens, up to the
+        last sampled row."""
         is_first = start == self.session.prompt_len
         prompt_logprobs = tuple(self.prompt_logprobs)
         self.prompt_logprobs.clear()
-        end = start + delta.num_draft_tokens
-        used: list[Arrival] = []
-        covered = start
-        for arrival in self.arrivals:
-            if covered >= end:
-                break
-            if arrival.end > covered:
-                used.append(arrival)
-                covered = arrival.end
-        self._forget_arrivals()
+        times = record.times()
         return RoundDelta(
             round=delta.round,
             token_ids=delta.token_ids,
@@ -168,24 +146,18 @@ class Sequence:
             num_draft_tokens=delta.num_draft_tokens,
             num_accepted_tokens=delta.num_accepted_tokens,
             num_speculative_tokens=max(self.lookahead.cap, delta.num_draft_tokens),
-            draft_ms=sum(a.draft_us for a in used) / 1000.0,
-            wire_ms=(used[-1].wire_us if used else 0) / 1000.0,
-            queue_ms=max(0, times.started_us - used[-1].arrived_us) / 1000.0 if used else 0.0,
-            verify_ms=(times.ended_us - times.started_us) / 1000.0,
+            wall_ms=times.wall / 1000.0,
+            draft_ms=times.draft / 1000.0,
+            wire_out_ms=times.wire_out / 1000.0,
+            window_ms=times.window / 1000.0,
+            queue_ms=times.queue / 1000.0,
+            verify_ms=times.verify / 1000.0,
+            sample_ms=times.sample / 1000.0,
+            wire_back_ms=times.wire_back / 1000.0,
+            rewind_ms=times.rewind / 1000.0,
             finish_reason=delta.finish_reason,
             choice=self.choice,
             logprobs=logprobs[: len(delta.token_ids)],
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
         )
-
-    def _forget_arrivals(self) -> None:
-        """Only those of the window are left. One that was a branch until now has its own: they
-        have waited since they came, like any others."""
-        session = self.session
-        if session.adopted:
-            notes = [note for note in dict.fromkeys(session.adopted) if isinstance(note, Arrival)]
-            self.arrivals = notes
-            return
-        left = session.committed_len if session.window_len else session.end_len
-        self.arrivals = [arrival for arrival in self.arrivals if arrival.end > left]

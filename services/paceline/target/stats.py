@@ -1,28 +1,85 @@
-"""What a scheduler counts. Knows nothing else."""
+"""What a scheduler counts. Knows nothing else: every method bumps a few numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from paceline.metrics.buckets import Buckets
+from paceline.metrics.target_catalog import (
+    K_BUCKETS,
+    MAX_POSITION,
+    PASS_S_BUCKETS,
+    QUEUE_S_BUCKETS,
+    ROW_BUCKETS,
+)
+from paceline.protocol.lookahead import PassRecord
+from paceline.protocol.rounds import TokenDelta
+
+_US = 1e6
 
 
 @dataclass
 class SchedulerStats:
     """Counts since start. A round is one pass of one sequence that committed tokens;
     `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead; `busy_us` is
-    the time that passes took."""
+    the time that passes took. `num_prefill_rows` are the rows of texts that had no KV yet.
+    `accepted_per_pos` has one count per place in a block, the last one for all behind.
+    `num_unused_tokens`: proposals that no pass verified, as the text took another way."""
 
     num_passes: int = 0
     num_rows: int = 0
     busy_us: int = 0
     num_rounds: int = 0
     num_plain_rounds: int = 0
+    num_rejected_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_unused_tokens: int = 0
     num_committed_tokens: int = 0
     num_holds: int = 0
     num_finished: int = 0
     num_aborted: int = 0
     num_preemptions: int = 0
     num_prefix_tokens: int = 0
+    num_prefill_rows: int = 0
     num_queue_timeouts: int = 0
+    num_refused: int = 0
+    num_short_plans: int = 0
     num_failed_passes: int = 0
+    accepted_per_pos: list[int] = field(default_factory=lambda: [0] * (MAX_POSITION + 1))
+    chosen: Buckets = field(default_factory=lambda: Buckets(K_BUCKETS))
+    pass_s: Buckets = field(default_factory=lambda: Buckets(PASS_S_BUCKETS))
+    pass_rows: Buckets = field(default_factory=lambda: Buckets(ROW_BUCKETS))
+    queue_s: Buckets = field(default_factory=lambda: Buckets(QUEUE_S_BUCKETS))
+
+    def end_pass(self, record: PassRecord) -> None:
+        pass_us = record.ended_us - record.started_us
+        self.num_passes += 1
+        self.num_rows += record.num_rows
+        self.num_prefill_rows += record.num_prefill_rows
+        self.busy_us += pass_us
+        self.pass_s.observe(pass_us / _US)
+        self.pass_rows.observe(record.num_rows)
+
+    def end_round(self, delta: TokenDelta, chosen: int, num_unused: int) -> None:
+        """`chosen`: the K in force."""
+        num_draft, num_accepted = delta.num_draft_tokens, delta.num_accepted_tokens
+        self.num_rounds += 1
+        self.num_plain_rounds += num_draft == 0
+        self.num_draft_tokens += num_draft
+        self.num_accepted_tokens += num_accepted
+        self.num_unused_tokens += num_unused
+        self.num_committed_tokens += len(delta.token_ids)
+        self.chosen.observe(chosen if chosen > num_draft else num_draft)
+        if num_draft == 0:
+            return
+        # An EOS ends a block, too: then the proposals behind it were right or wrong, who knows.
+        self.num_rejected_rounds += num_accepted < num_draft and delta.finish_reason is None
+        per_pos = self.accepted_per_pos
+        for position in range(num_accepted):
+            per_pos[position if position < MAX_POSITION else MAX_POSITION] += 1
+
+    def admit(self, queue_us: int, num_preemptions: int) -> None:
+        """A choice has got a place; only its first one is what it came for."""
+        if not num_preemptions:
+            self.queue_s.observe(queue_us / _US)

@@ -73,7 +73,7 @@ class SimulatedController:
             reporter = TargetReporter(target.scheduler, name, boot_id, address)
             self._targets[name] = reporter
         reporter.expire(self._now_s)
-        report = TargetReport.read(reporter.report(len(target.streams)))
+        report = TargetReport.read(reporter.report(len(target.streams), target.clock.now_us / 1e6))
         reporter.hear(self.fleet.hear_target(report, self._now_s), self._now_s)
         self._check_bounds()
 

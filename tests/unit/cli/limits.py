@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+TRACE = "unit/cli/test_trace"
+
 CLI_CONSTANTS: dict[str, str] = {
     "cli.chat_session:MAX_TURNS": (
         "unit/cli/test_chat.py::test_the_oldest_turns_are_forgotten_in_pairs"
@@ -18,4 +20,17 @@ CLI_CONSTANTS: dict[str, str] = {
     ),
     "cli.top_data:MAX_HISTORY": "unit/cli/test_top.py::test_history_is_bounded",
     "cli.top_view:MAX_ROWS": "unit/cli/test_top.py::test_a_large_fleet_is_cut",
+    "cli.trace_files:MAX_FILES": f"{TRACE}_files.py::test_files_of_a_folder_are_bounded",
+    "cli.trace_files:MAX_LAST_BYTES": f"{TRACE}_files.py::test_only_the_end_of_a_huge_file",
+    "cli.trace_files:MAX_LINE_BYTES": f"{TRACE}_files.py::test_a_line_without_end_is_bounded",
+    "cli.trace_files:MAX_SPANS": f"{TRACE}_files.py::test_spans_of_a_trace_are_bounded",
+    "cli.trace_lanes:MAX_LANE_ROWS": (
+        f"{TRACE}_model.py::test_blocks_that_overlap_have_rows_of_their_own"
+    ),
+    "cli.trace_builder:MAX_PARTS": f"{TRACE}_model.py::test_spans_of_a_round_are_bounded",
+    "cli.trace_page:MAX_PAGE_MARKS": f"{TRACE}_page.py::test_marks_are_bounded",
+    "cli.trace_page:MAX_PAGE_ROUNDS": f"{TRACE}_page.py::test_rounds_are_bounded",
+    "cli.trace_spans:MAX_COUNT": f"{TRACE}_model.py::test_absurd_counts_cost_nothing",
+    "cli.trace_view:MAX_MARKS": f"{TRACE}.py::test_marks_are_bounded",
+    "cli.trace_view:MAX_ROWS": f"{TRACE}.py::test_the_middle_of_many_rounds_is_left_out",
 }

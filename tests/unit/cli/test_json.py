@@ -140,13 +140,14 @@ def test_commands_are_in_panels() -> None:
     commands: Any = get_command(app).commands  # type: ignore[attr-defined]
     visible = {name for name, command in commands.items() if not command.hidden}
     assert visible == {
-        "serve", "models", "chat", "demo", "bench", "simulate", "doctor", "top", "explain", "key",
-        "certs", "version",
+        "serve", "models", "chat", "demo", "bench", "simulate", "doctor", "top", "explain",
+        "dashboards", "trace",
+        "key", "certs", "version",
     }  # fmt: skip
     assert {"config-table", "api-table"} <= set(commands)
 
 
-@pytest.mark.parametrize("command", ["serve", "demo", "chat", "doctor", "top"])
+@pytest.mark.parametrize("command", ["serve", "demo", "chat", "doctor", "top", "trace"])
 def test_help_has_examples_on_lines_of_their_own(command: str) -> None:
     lines = [line.strip() for line in run(command, "--help").stdout.splitlines()]
     begun = lines.index("Examples:")

@@ -72,10 +72,8 @@ def test_one_frame_of_a_real_gateway(url: str) -> None:
     lines = result.stdout.splitlines()
     assert lines[0] == f"paceline top  {url}  6 running  1 waiting"
     assert max(map(len, lines)) <= 80
-    assert row(result.stdout, "aaaa1111")[:7] == [
-        "aaaa1111", "127.0.0.1:52000", "4", "1", "4.0", "3.5", "25.50",
-    ]  # fmt: skip
-    assert row(result.stdout, "cccc3333")[:5] == ["cccc3333", "4/128", "66", "%", "3.00"]
+    assert row(result.stdout, "aaaa1111")[:6] == ["aaaa1111", "4", "1", "4.0", "3.5", "25.50"]
+    assert row(result.stdout, "cccc3333")[:4] == ["cccc3333", "4/128", "66%", "3.00"]
     assert "\x1b" not in result.stdout
 
 
@@ -302,8 +300,34 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
     assert "KV" not in drawn(look(0.0, fleet))
     fleet["targets"][0] |= {"kv_cache_usage": 0.42, "tokens_per_s": 31.25}
     text = drawn(look(0.0, fleet), width=140)
-    assert row(text, "aaaa1111")[4:7] == ["42", "%", "31.2"]
+    assert row(text, "aaaa1111")[4:6] == ["42%", "31.2"]
     assert row(text, "bbbb2222")[4:6] == ["-", "-"]
+
+
+FIGURES = {
+    "busy_share": 0.9, "kv_cache_usage": 0.42, "tokens_per_s": 1031.25, "window": 2.5,
+    "acceptance_rate": 0.625, "rtt_ms": 1.25, "speculation_state": "open",
+    "breakers": {"paceline#DraftReplica#cccc3333": "dark"},
+}  # fmt: skip
+
+
+def test_all_figures_of_a_target_fit() -> None:
+    fleet = two_targets_two_drafts(**FIGURES)
+    text = drawn(look(0.0, fleet))
+    assert max(map(len, text.splitlines())) <= 80
+    assert row(text, "target") == [
+        "target", "run", "wait", "busy", "KV", "tok/s", "K", "win", "acc", "batch", "ms", "rtt",
+        "served", "by",
+    ]  # fmt: skip
+    assert row(text, "aaaa1111")[:13] == [
+        "aaaa1111", "4", "1", "90%", "42%", "1031.2", "4.0", "2.5", "62%", "3.5", "25.50", "1.25",
+        "cccc3333",
+    ]  # fmt: skip
+    assert "aaaa1111 rests: passes without drafts were faster" in text
+    assert "127.0.0.1:52000" not in text
+    wide = drawn(look(0.0, fleet), width=120)
+    assert row(wide, "aaaa1111")[1] == "127.0.0.1:52000"
+    assert "cccc3333 (dark)" in wide
 
 
 def test_each_model_has_its_tables() -> None:

@@ -14,7 +14,10 @@ ACC, REC, BON = TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED, TokenOrigin.BONUS
 RoundOf = Callable[..., RoundDelta]
 EventsOf = Callable[[str], list[Any]]
 
-ROUNDS = {"draft_ms": 1.5, "wire_ms": 0.25, "queue_ms": 0.125, "verify_ms": 9.0}
+ROUNDS = {
+    "wall_ms": 13.5, "draft_ms": 1.5, "wire_out_ms": 0.25, "window_ms": 1.0, "queue_ms": 0.125,
+    "verify_ms": 9.0, "sample_ms": 0.5, "wire_back_ms": 0.375, "rewind_ms": 0.75,
+}  # fmt: skip
 
 
 def spoken(round_of: RoundOf) -> list[RoundDelta]:
@@ -131,7 +134,7 @@ async def test_rounds_and_origins_on_request(
     whole = (await harness.complete(speculation=speculation)).json()
     assert whole["speculation"]["rounds"][0] == {
         "round": 0, "num_speculative_tokens": 4, "proposed": 4, "accepted": 2,
-        "draft_ms": 1.5, "wire_ms": 0.25, "queue_ms": 0.125, "verify_ms": 9.0,
+        **ROUNDS, "wire_ms": 0.25,
     }  # fmt: skip
     assert whole["speculation"]["pieces"] == [
         {"text": "ab", "origin": "accepted"},

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from paceline import logs
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.audit import MAX_TIES, AuditCounts, Skip, first_difference
 from paceline.gateway.audit_runs import nudge
@@ -39,7 +40,8 @@ async def test_the_same_request_without_a_draft(make_harness: Any, round_of: Rou
     plan_body = CompletionBody.model_validate(
         {"model": "toy", "prompt": "hi", "max_tokens": 20, **body, "logprobs": None}
     )
-    plan = (await harness.service.plan(Endpoint.COMPLETIONS, plan_body)).salted(9).traced(TRACE)
+    (plan,) = await harness.service.plans(Endpoint.COMPLETIONS, plan_body)
+    plan = plan.salted(9).traced(TRACE)
     _ = [item async for item in harness.service.rounds(plan, harness.service.answer(plan))]
     counts = await done(harness)
     assert (counts.num_requests, counts.num_tokens, counts.num_mismatches) == (1, 6, 0)
@@ -74,9 +76,10 @@ async def test_a_mismatch(
     assert counts.num_tokens == 3
     (said,) = errors(caplog)
     assert said == (
-        f"audit: request cmpl-0 trace {'ab' * 16} choice 0 (greedy) parts from the plain target"
-        " at output token 2: sent 88, plain 99"
+        "audit: choice 0 (greedy) parts from the plain target at output token 2: sent 88, plain 99"
     )
+    (ids,) = [getattr(record, logs.IDS) for record in caplog.records if record.message == said]
+    assert (ids.trace_id, ids.completion_id) == ("ab" * 16, "cmpl-0")
     assert "secret" not in caplog.text
     samples = await scrape(harness)
     assert samples["paceline_audit_mismatches_total"] == 1
@@ -256,7 +259,7 @@ async def test_a_silent_target_ends_one_audit(make_harness: Any, round_of: Round
 async def test_the_coin(ratio: float, share: float, make_harness: Any) -> None:
     harness = make_harness(audit={"sample_ratio": ratio})
     body = CompletionBody(model="toy", prompt="hi")
-    plan = await harness.service.plan(Endpoint.COMPLETIONS, body)
+    (plan,) = await harness.service.plans(Endpoint.COMPLETIONS, body)
     audit, numbers = harness.service.audit, range(0, 2**64, 2**64 // 128)
     draws = iter(numbers)
     audit._random_seed = lambda: next(draws)

@@ -200,7 +200,7 @@ async def test_a_head_behind_a_long_answer_may_wait() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    async with listening(app, head_timeout_s=0.05) as server:
+    async with listening(app, head_timeout_s=0.5) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         last = HEAD.replace(b"Host", b"Connection: close\r\nHost")
         writer.write(HEAD * 2 + last[:9])

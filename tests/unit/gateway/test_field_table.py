@@ -12,8 +12,10 @@ from openai.types.chat import completion_create_params as openai_chat
 
 from paceline.gateway.chat import ChatBody
 from paceline.gateway.field_table import (
+    NESTED_FIELDS,
     OPENAI_FIELDS,
     OTHER_FIELDS,
+    OTHER_NESTED_FIELDS,
     FieldRow,
     Treatment,
     markdown_table,
@@ -100,4 +102,6 @@ def test_a_field_is_treated_as_the_table_says(endpoint: str, row: FieldRow) -> N
 
 
 def test_markdown() -> None:
-    assert markdown_table().count("\n") == len(ROWS) + 2
+    num_rows = len(ROWS) + len(NESTED_FIELDS) + len(OTHER_NESTED_FIELDS)
+    top, inside = markdown_table().split("\n\n")
+    assert f"{top}\n{inside}".count("\n") == num_rows + 2 * 2

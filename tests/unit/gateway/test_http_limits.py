@@ -94,7 +94,7 @@ RAW: list[tuple[str, bytes, int, str | None]] = [
 
 @pytest.mark.parametrize("http", ["h11", "httptools"])
 async def test_raw_requests(http: str, make_harness: Any, round_of: RoundOf) -> None:
-    harness = make_harness(max_body_bytes=2048, max_header_bytes=2048, body_timeout_s=0.2)
+    harness = make_harness(max_body_bytes=2048, max_header_bytes=2048, body_timeout_s=0.5)
     harness.targets.script = [round_of("x", "length")]
     async with listening(harness.app, http) as port:
         for name, data, status, code in RAW:

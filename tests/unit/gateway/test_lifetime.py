@@ -54,7 +54,7 @@ async def test_client_that_stops_reading_is_cut_at_the_deadline(
     make_harness: Any, round_of: RoundOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paceline.gateway.http.FAIL_TIMEOUT_S", 0.01)
-    harness = make_harness(request_timeout_s=0.05)
+    harness = make_harness(request_timeout_s=0.4)
     harness.targets.script = [round_of("ab"), round_of("cd", "length")]
     exchange = harness.begin("/v1/completions", BODY | {"stream": True})
     exchange.is_reading.clear()
@@ -66,12 +66,12 @@ async def test_client_that_stops_reading_is_cut_at_the_deadline(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_deadline(stream: bool, make_harness: Any, events_of: Any, round_of: RoundOf) -> None:
-    harness = make_harness(request_timeout_s=0.05)
+    harness = make_harness(request_timeout_s=0.4)
     harness.targets.script = [asyncio.Event()]
     answer = await harness.complete(stream=stream)
     assert answer.status_code == 504
     assert answer.json()["error"] == {
-        "message": "The request took longer than 0.05 s.",
+        "message": "The request took longer than 0.4 s.",
         "type": "server_error",
         "param": None,
         "code": "request_timeout",
@@ -199,7 +199,7 @@ async def test_all_who_ask_share_one_probe(harness: Any) -> None:
     else's answer along; the next one asks anew."""
     gate = harness.targets.readiness = asyncio.Event()
     asking = [asyncio.ensure_future(harness.get("/ready")) for _ in range(20)]
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60):
         while not harness.targets.num_probes:  # noqa: ASYNC110
             await asyncio.sleep(0)
         asking.append(asyncio.ensure_future(harness.get("/ready")))

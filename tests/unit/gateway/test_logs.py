@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from paceline.errors import RequestError
 from paceline.generation import RoundDelta
+from tests.log_lines import Lines, recorded
 
 RoundOf = Callable[..., RoundDelta]
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    with recorded() as recording:
+        yield recording
+
+
 async def test_nothing_of_a_client_is_logged(
-    make_harness: Any, round_of: RoundOf, caplog: pytest.LogCaptureFixture
+    make_harness: Any, round_of: RoundOf, lines: Lines
 ) -> None:
     """Requests of every kind, good and bad, at the lowest level."""
-    caplog.set_level(logging.DEBUG)
     harness = make_harness(max_retries=1, request_timeout_s=0.2)
     marker = "ZQXMARKER"
     token_ids = ", ".join(str(byte) for byte in marker.encode())
@@ -55,21 +60,15 @@ async def test_nothing_of_a_client_is_logged(
     for path in (f"/{marker}", f"/v1/models/{marker}", f"/v1/models?key={marker}"):
         await harness.get(path)
     assert await harness.is_idle()
-    assert len(caplog.records) > 30
-    ours = "\n".join(
-        f"{record.getMessage()} {record.exc_text or ''}"
-        for record in caplog.records
-        if record.name.startswith("paceline")
-    )
-    assert marker not in ours
-    assert token_ids not in ours
+    assert len(lines.raw) > 100
+    assert any("exception" in line for line in lines.parsed("error"))
+    assert marker not in lines.everything
+    assert token_ids not in lines.everything
 
 
-async def test_log_lines_are_short(harness: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+async def test_log_lines_are_short(harness: Any, lines: Lines) -> None:
     for request_id in ("a" * 128, "a" * 129, "a" * 9000):
         async with harness.client() as client:
             await client.get(f"/{'b' * 9000}", headers={"x-request-id": request_id})
-    ours = [r.getMessage() for r in caplog.records if r.name.startswith("paceline")]
-    assert len(ours) == 3
-    assert max(map(len, ours)) < 200
+    assert [line["message"] for line in lines.parsed()] == ["GET other"] * 3
+    assert max(map(len, lines.raw + lines.text)) < 500

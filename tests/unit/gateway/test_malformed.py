@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,10 +15,17 @@ from tests.unit.gateway.malformed_bodies import BIG, BODIES, CHAT, TEXT, chat, t
 
 @pytest.mark.parametrize(("path", "body", "param", "code"), BODIES)
 async def test_refused_with_a_sentence(
-    path: str, body: Any, param: str | None, code: str, harness: Any
+    path: str,
+    body: Any,
+    param: str | None,
+    code: str,
+    harness: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     answer = await harness.post(path, body)
     assert answer.status_code == 400
+    assert_no_traceback(answer.text, caplog)
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
     assert error["type"] == "invalid_request_error"
@@ -30,6 +38,14 @@ async def test_refused_with_a_sentence(
     assert name in error["message"] or "The prompt" in error["message"]
     assert harness.targets.requests == []
     assert await harness.is_idle()
+
+
+def assert_no_traceback(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither for the client nor for whoever reads the log."""
+    assert "Traceback" not in answer
+    traced = [record for record in caplog.records if record.exc_info or record.stack_info]
+    assert traced == []
+    assert "Traceback" not in caplog.text
 
 
 async def test_every_sentence_is_used(harness: Any) -> None:
@@ -88,6 +104,39 @@ async def test_body_too_large(is_chunked: bool, make_harness: Any) -> None:
     fitting += b" " * (2048 - len(fitting))
     harness.targets.script = [ValueError()]
     assert (await harness.post(TEXT, fitting)).status_code == 500  # read, and reached the target
+
+
+TEN_MB = 10 * 1000 * 1000
+LARGE = {
+    "a prompt": (TEXT, json.dumps(text(prompt="x" * TEN_MB)).encode()),
+    "messages": (CHAT, json.dumps(chat(messages=[{"role": "user"}] * (TEN_MB // 16))).encode()),
+    "numbers": (TEXT, b'{"prompt":[' + b"1," * (TEN_MB // 2) + b"1]}"),
+    "names": (TEXT, b"{" + b",".join(b'"%x":1' % i for i in range(TEN_MB // 10)) + b"}"),
+    "brackets": (TEXT, b"[" * TEN_MB),
+    "no UTF-8": (TEXT, b"\xff" * TEN_MB),
+    "no number": (TEXT, b'{"seed":' + b"9" * TEN_MB + b"}"),
+}
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+@pytest.mark.parametrize("name", LARGE)
+async def test_ten_megabytes(
+    name: str, is_allowed: bool, make_harness: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Too large by default; where it is allowed, it is as wrong as a small one."""
+    caplog.set_level(logging.DEBUG)
+    harness = make_harness(**{"max_body_bytes": 2 * TEN_MB} if is_allowed else {})
+    path, body = LARGE[name]
+    assert len(body) > 0.9 * TEN_MB
+    answer = await harness.post(path, body)
+    assert answer.status_code == (400 if is_allowed else 413)
+    error = answer.json()["error"]
+    assert is_allowed or error["code"] == "body_too_large"
+    assert 10 < len(error["message"]) <= 200
+    assert error["message"].endswith(".")
+    assert_no_traceback(answer.text, caplog)
+    assert harness.targets.requests == []
+    assert await harness.is_idle()
 
 
 @pytest.mark.parametrize("value", ["text/plain", "application/x-www-form-urlencoded", "x"])

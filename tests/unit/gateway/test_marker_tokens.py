@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline.config import GatewayConfig
-from paceline.gateway.chat import ChatBody
+from paceline.gateway.chat import ChatBody, ChatMessage
 from paceline.gateway.plan import Planner
 from paceline.gateway.structured import auto_tool_grammar
 from paceline.gateway.templates import MARKERS
@@ -62,7 +62,7 @@ class Folder:
             GatewayConfig(served_model_name="m"), load_tokenizer(str(self.path)), 4096
         )
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
-        plan = planner.plan(ChatBody.model_validate(body), "id", 0)
+        (plan,) = planner.plans(ChatBody.model_validate(body), "id", [0])
         try:
             self.grammars.check(
                 plan.request.sampling.grammar, list(self.tokenizer.encode(text).ids)
@@ -122,3 +122,14 @@ def test_a_marker_is_not_spelt_out(folder: Folder) -> None:
     grammar = auto_tool_grammar([FunctionSpec("now")], ToolFormat.HERMES, tokens=MARKERS)
     with pytest.raises(ValueError, match="breaks it"):
         folder.grammars.check(grammar, spelt)
+
+
+@pytest.mark.parametrize("are_special", [False, True], ids=["added", "control"])
+def test_a_marker_in_what_a_client_sent(are_special: bool, tmp_path: Path) -> None:
+    """A token as the library and vLLM make it, or plain text where it is a control token."""
+    folder = Folder(tmp_path, are_special)
+    assert folder.takes(TEMPLATE, "", **AUTO)  # writes the folder's settings
+    message = ChatMessage("user", "<tool_call>")
+    token_ids = load_tokenizer(str(tmp_path)).encode_chat([message])
+    marker = folder.tokenizer.token_to_id("<tool_call>")
+    assert token_ids.count(marker) == (0 if are_special else 1)

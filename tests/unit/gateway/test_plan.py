@@ -17,7 +17,8 @@ PLANNER = Planner(GatewayConfig(max_tokens_default=8), ToyTokenizer(), MAX_LEN)
 
 
 def plan(body: GenerationBody) -> Plan:
-    return PLANNER.plan(body, "id", random_seed=5)
+    (planned,) = PLANNER.plans(body, "id", random_seeds=[5])
+    return planned
 
 
 def text(prompt: str | list[int], max_tokens: int | None = None) -> CompletionBody:
@@ -118,7 +119,7 @@ def test_long_text_is_refused_before_it_is_tokenized() -> None:
     planner = Planner(GatewayConfig(), Untouchable(), MAX_LEN)
     for body in (text("é" * 17), chat("é" * 17)):
         with pytest.raises(ContextLengthError, match="The prompt of 34 bytes"):
-            planner.plan(body, "id", 0)
+            planner.plans(body, "id", [0])
 
 
 def test_other_model() -> None:

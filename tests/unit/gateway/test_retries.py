@@ -277,7 +277,7 @@ async def test_client_leaves_during_the_second_try(harness: Any) -> None:
 
 
 async def test_the_deadline_covers_all_tries(make_harness: Any) -> None:
-    harness = make_harness(request_timeout_s=0.05)
+    harness = make_harness(request_timeout_s=0.4)
     harness.targets.first_scripts = [[lost()]]
     harness.targets.script = [asyncio.Event()]
     answer = await harness.complete()

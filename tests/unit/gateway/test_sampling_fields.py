@@ -79,6 +79,7 @@ async def test_everything_at_once(harness: Any, score: RoundOf) -> None:
         n=2,
         num_logprobs=2,
         traceparent=request.traceparent,  # new in every request
+        http_request_id=request.http_request_id,
     )  # fmt: skip
 
 

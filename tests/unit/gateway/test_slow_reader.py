@@ -13,6 +13,7 @@ import pytest
 
 from paceline.config import ApiKeyConfig
 from paceline.generation import GenerateRequest, RoundDelta
+from tests.log_lines import recorded
 
 RoundOf = Callable[..., RoundDelta]
 TEXT = "/v1/completions"
@@ -89,10 +90,9 @@ async def turns() -> None:
 
 @pytest.mark.parametrize("num_taken", [0, 1, 2, 7])
 async def test_no_round_is_made_that_nobody_takes(
-    num_taken: int, talking: Callable[..., Any], skip: Skip, caplog: pytest.LogCaptureFixture
+    num_taken: int, talking: Callable[..., Any], skip: Skip
 ) -> None:
     """The client takes so many messages (the head, then rounds) and stops."""
-    caplog.set_level(logging.INFO)
     harness = talking(write_timeout_s=WRITE_TIMEOUT_S)
     talker = harness.service.models["toy"].targets
     exchange = begin_slow(harness, num_taken)
@@ -101,12 +101,13 @@ async def test_no_round_is_made_that_nobody_takes(
     # What the client has, and the one that waits for it.
     assert talker.num_pulled == max(num_taken, 1)
     skip(TOO_LONG_S)
-    await exchange.task
+    with recorded(logging.INFO) as lines:
+        await exchange.task
     assert talker.num_pulled == max(num_taken, 1)
     assert len(exchange.sent) == num_taken
     assert (talker.num_cancels, talker.aborts) == (1, ["cmpl-0"])
     assert await harness.is_idle()
-    assert "client took nothing for 100 s, dropped" in caplog.text
+    assert [line["outcome"] for line in lines.of_requests()] == ["client_stalled"]
 
 
 async def test_a_reader_that_goes_on_misses_nothing(

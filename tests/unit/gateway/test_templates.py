@@ -138,7 +138,8 @@ def test_where_a_prompt_ends(
     # A client that writes the marker itself opens nothing.
     messages = [{"role": "user", "content": "hello <think>"}]
     body = {"model": "m", "messages": messages, "chat_template_kwargs": kwargs}
-    output = planner.plan(ChatBody.model_validate(body), "id", 0).output
+    (plan,) = planner.plans(ChatBody.model_validate(body), "id", [0])
+    output = plan.output
     assert (output.has_reasoning, output.begins_in_reasoning) == (True, is_inside)
 
 

@@ -149,7 +149,7 @@ def test_plan_with_a_real_tokenizer(tokenizer: Any) -> None:
     body = ChatBody.model_validate(
         {"model": "real", "messages": [{"role": "user", "content": "hello"}]}
     )
-    plan = planner.plan(body, "id", 0)
+    (plan,) = planner.plans(body, "id", [0])
     rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert list(plan.request.prompt_token_ids) == tokenizer.encode(rendered)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +15,9 @@ from paceline.gateway.trace import (
     Trace,
     begin_trace,
     parse_traceparent,
-    trace_id_of,
 )
 from paceline.generation import RoundDelta
+from tests.log_lines import recorded
 
 RoundOf = Callable[..., RoundDelta]
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -43,7 +42,6 @@ def test_valid(value: str, is_sampled: bool) -> None:
     trace = parse_traceparent([value.encode()])
     assert trace == Trace(TRACE, SPAN, is_sampled)
     assert trace.traceparent == f"00-{TRACE}-{SPAN}-0{int(is_sampled)}"
-    assert trace_id_of(trace.traceparent) == TRACE
 
 
 LATER = f"cc-{TRACE}-{SPAN}-01-"
@@ -128,20 +126,24 @@ async def test_every_answer_has_one(harness: Any) -> None:
             assert answer.headers.get_list(HEADER) == [TRACE]
 
 
-async def test_log_lines_have_it(
-    make_harness: Any, round_of: RoundOf, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "paceline")
+async def test_log_lines_have_it(make_harness: Any, round_of: RoundOf) -> None:
     harness = make_harness(max_retries=1)
     lost = RequestError("lost", None, "target_lost", 503, 1)
     harness.targets.first_scripts = [[lost], [lost], [ValueError("x")], [round_of("x")]]
     harness.targets.script = [asyncio.Event()]
-    for _ in range(3):
-        await harness.post(TEXT, {"model": "toy", "prompt": "hi"}, headers={"traceparent": GOOD})
-    exchange = harness.begin(TEXT, {"model": "toy", "prompt": "hi"}, headers={"traceparent": GOOD})
-    (await harness.targets.begun.get())
-    exchange.leave.set()
-    await exchange.task
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) >= 5
-    assert [line for line in lines if f"trace {TRACE}" not in line] == []
+    body, sent = {"model": "toy", "prompt": "hi"}, {"traceparent": GOOD, "x-request-id": "mine"}
+    with recorded() as lines:
+        for _ in range(3):
+            await harness.post(TEXT, body, headers=sent)
+        exchange = harness.begin(TEXT, body, headers=sent)
+        (await harness.targets.begun.get())
+        exchange.leave.set()
+        await exchange.task
+        assert await harness.is_idle()
+    assert [line["level"] for line in lines.parsed() if line["level"] != "info"] == (
+        ["warning", "error", "warning"]
+    )
+    assert {(line["trace_id"], line["request_id"]) for line in lines.parsed()} == {(TRACE, "mine")}
+    assert [line for line in lines.text if TRACE not in line] == []
+    assert {request.trace_id for request in harness.targets.requests} == {TRACE}
+    assert {request.http_request_id for request in harness.targets.requests} == {"mine"}

@@ -299,9 +299,9 @@ async def test_pongs_set_the_clock(carrier: Carrier) -> None:
 
 
 async def test_silence_is_a_lost_peer(carrier: Carrier) -> None:
-    async with make(carrier, ping_interval_s=0.02, peer_timeout_s=0.1) as stream:
+    async with make(carrier, ping_interval_s=0.02, peer_timeout_s=0.2) as stream:
         stream.establish()
-        with pytest.raises(StreamLost, match=r"the peer was silent for 0\.1 s"):
+        with pytest.raises(StreamLost, match=r"the peer was silent for 0\.2 s"):
             await stream.receive()
         assert sum(isinstance(message, Ping) for message in parse(carrier.written)) >= 4
 

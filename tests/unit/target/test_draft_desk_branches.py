@@ -28,14 +28,12 @@ def sequence_of(rig):
     return rig.scheduler._sequences[1]
 
 
-def say(rig, context, *token_ids, is_branch=False, wire_us=0, draft_us=0, now_us=None):
+def say(rig, context, *token_ids, is_branch=False, now_us=None):
     context = (*PROMPT, *context)
     start, last_round = len(context), sequence_of(rig).session.round
     context_hash = TokenLog(context).hash_at(start)
-    draft = DraftTokens(
-        1, 1, start, context_hash, token_ids, last_round, draft_us, is_branch=is_branch
-    )
-    rig.desk.receive(1, draft, rig.now if now_us is None else now_us, wire_us)
+    draft = DraftTokens(1, 1, start, context_hash, token_ids, last_round, is_branch=is_branch)
+    rig.desk.receive(1, draft, rig.now if now_us is None else now_us)
 
 
 def finish(rig):
@@ -90,47 +88,12 @@ def test_one_that_was_not_allowed(rig):
     finish(rig)
 
 
-def test_its_times_are_those_of_its_own_message(rig):
-    """It waited from its arrival on; what it replaced has no part in the round."""
-    rig.now = 10_000
-    text = corrected(rig, wire_us=700, draft_us=3_000, now_us=9_000)
-    say(rig, text[:5], text[5], is_branch=True, wire_us=800, draft_us=1_000, now_us=9_500)
-    rig.step()
-    ends = [arrival.end for arrival in sequence_of(rig).arrivals]
-    assert ends == [3 + 5, 3 + 6]
-    started_us = rig.now
-    rig.step()
-    delta = rig.deltas[1][-1]
-    assert delta.num_draft_tokens == 4
-    assert (delta.draft_ms, delta.wire_ms) == (3.0, 0.7)
-    assert delta.queue_ms == (started_us - 9_000) / 1000
-    rig.step()
-    delta = rig.deltas[1][-1]
-    assert (delta.num_draft_tokens, delta.draft_ms, delta.wire_ms) == (0, 0.0, 0.0)
-    finish(rig)
-
-
 def test_a_rest_of_it_that_comes_later_counts_with_it(rig):
-    text = corrected(rig, then=2, draft_us=2_000)
+    text = corrected(rig, then=2)
     rig.step()
-    say(rig, text[:3], *text[3:5], draft_us=1_000)
-    assert [arrival.end for arrival in sequence_of(rig).arrivals] == [6, 8]
+    say(rig, text[:3], *text[3:5])
     rig.step()
-    assert (rig.deltas[1][-1].num_draft_tokens, rig.deltas[1][-1].draft_ms) == (4, 3.0)
-    finish(rig)
-
-
-def test_arrivals_stay_bounded(rig):
-    """Any number of branches, one token a message: the table has one entry per token held."""
-    text = rig.oracle(PROMPT, NUM_TOKENS)
-    for _ in range(8):
-        written = rig.out[1]
-        end = min(len(written) + 9, NUM_TOKENS - 1)
-        for position in range(len(written) + 1, end):
-            say(rig, text[:position], text[position], is_branch=True)
-        rig.step()
-        assert len(sequence_of(rig).arrivals) <= 9
-        rig.take_sent()
+    assert rig.deltas[1][-1].num_draft_tokens == 4
     finish(rig)
 
 

@@ -179,18 +179,6 @@ class TestDetach:
         rig.desk.detach(1)
         assert session_of(rig).link is LinkState.OPENING
 
-    def test_times_of_a_dropped_window_are_forgotten(self, rig):
-        """The next draft's round must not be charged with the old draft's time."""
-        rig.step()
-        text = rig.oracle(PROMPT, 10)
-        message = draft(rig, *text[1:5])
-        rig.desk.receive(1, message, 100, wire_us=9_000)
-        rig.desk.detach(1)
-        rig.desk.maintain([1], 200)
-        assert session_of(rig).window_len == 0
-        rig.desk.receive(2, draft(rig, *text[1:3]), 300, wire_us=50)
-        assert rig.step()[1].wire_ms == 0.05
-
     def test_late_proposals_of_the_old_draft(self, rig):
         message = draft(rig, 10)
         rig.desk.receive(1, CloseSession(1, 1, CloseReason.ABORTED), 0)

@@ -37,12 +37,20 @@ class TestOneSequence:
         rig.run()
         first, second = rig.oracle((1, 2, 3), 2)
         assert rig.deltas[session_id] == [
-            RoundDelta(1, (first,), (TokenOrigin.PLAIN,), num_speculative_tokens=4, verify_ms=0.5),
+            RoundDelta(
+                1,
+                (first,),
+                (TokenOrigin.PLAIN,),
+                num_speculative_tokens=4,
+                wall_ms=0.5,
+                verify_ms=0.5,
+            ),
             RoundDelta(
                 2,
                 (second,),
                 (TokenOrigin.PLAIN,),
                 num_speculative_tokens=4,
+                wall_ms=0.5,
                 verify_ms=0.5,
                 finish_reason="length",
             ),

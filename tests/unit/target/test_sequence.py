@@ -1,4 +1,4 @@
-"""Where the time of a round went: which arrivals a pass used."""
+"""A sequence's small facts, and its rounds' times; `test_round_clock` has where they come from."""
 
 from paceline.generation import GenerateRequest
 from paceline.protocol.lookahead import AcceptanceClass, SequenceLookahead
@@ -6,10 +6,11 @@ from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession
 from paceline.sampling.acceptance import accept_matching
 from paceline.sampling.params import SamplingParams, VerificationMode
-from paceline.target.sequence import Arrival, PassTimes, Sequence
+from paceline.target.round_clock import PassRecord
+from paceline.target.sequence import PassTimes, Sequence
 
 GREEDY = SamplingParams(temperature=0)
-TIMES = PassTimes(10_000, 14_000)
+TIMES = PassTimes(10_000, 14_000, 13_000)
 
 
 def make():
@@ -21,86 +22,27 @@ def make():
     return Sequence(session, GenerateRequest("r", (1, 2, 3), 50, GREEDY), lookahead)
 
 
-def arrive(sequence, *token_ids, now_us, wire_us=0, draft_us=0):
-    log = sequence.session.log
-    draft = DraftTokens(1, 1, len(log), log.hash_at(len(log)), token_ids, 0, draft_us)
-    sequence.session.receive_draft(draft)
-    sequence.keep(Arrival.of(draft, now_us, wire_us))
-
-
 def verify(sequence, limit, *own):
     session = sequence.session
     start = session.committed_len
     rows = session.begin_verify(limit)
     delta = session.end_verify(accept_matching(rows, own)).delta
-    return sequence.to_round(delta, start, TIMES)
+    sequence.clock.passed(PassRecord(TIMES))
+    return sequence.to_round(delta, start, sequence.clock.close(TIMES.ended_us))
 
 
-def test_plain_round():
-    delta = verify(make(), 4, 10)
-    assert (delta.draft_ms, delta.wire_ms, delta.queue_ms, delta.verify_ms) == (0, 0, 0, 4)
+def test_the_times_of_a_round_are_milliseconds_that_add_up():
+    sequence = make()
+    sequence.clock.start(4_000)
+    arrived = DraftTokens(1, 1, 3, 0, (10,), 0, 2_000, 8_700, began_us=6_000, received_us=5_500)
+    sequence.clock.arrive(arrived, 9_000, 0)
+    sequence.clock.ready_us = 9_250
+    delta = verify(sequence, 4, 10)
+    assert delta.wall_ms == 10
+    assert (delta.draft_ms, delta.wire_out_ms, delta.rewind_ms) == (2, 0.3, 0.5)
+    assert (delta.queue_ms, delta.verify_ms, delta.sample_ms) == (0.75, 3, 1)
+    assert (delta.window_ms, delta.wire_back_ms) == (1.5 + 0.7 + 0.25, 0)
     assert delta.num_speculative_tokens == 4
-
-
-def test_one_message():
-    sequence = make()
-    arrive(sequence, 10, 11, now_us=9_000, wire_us=300, draft_us=2_000)
-    delta = verify(sequence, 4, 10, 11, 12)
-    assert (delta.draft_ms, delta.wire_ms, delta.queue_ms, delta.verify_ms) == (2, 0.3, 1, 4)
-    assert sequence.arrivals == []
-    assert sequence.last_arrival_us == 9_000
-
-
-def test_several_messages_add_up_and_the_last_one_waits():
-    sequence = make()
-    arrive(sequence, 10, now_us=6_000, wire_us=100, draft_us=1_000)
-    arrive(sequence, 11, 12, now_us=8_500, wire_us=400, draft_us=2_000)
-    delta = verify(sequence, 4, 10, 11, 12, 13)
-    assert (delta.draft_ms, delta.wire_ms, delta.queue_ms) == (3, 0.4, 1.5)
-
-
-def test_a_message_that_arrived_during_the_pass_never_waited():
-    sequence = make()
-    arrive(sequence, 10, now_us=10_500)
-    assert verify(sequence, 4, 10, 11).queue_ms == 0
-
-
-def test_only_what_was_verified_counts():
-    sequence = make()
-    arrive(sequence, 10, now_us=6_000, draft_us=1_000)
-    arrive(sequence, 11, now_us=7_000, draft_us=1_000)
-    arrive(sequence, 12, 13, now_us=8_000, draft_us=1_000)
-    delta = verify(sequence, 1, 10, 11)
-    assert (delta.draft_ms, delta.queue_ms) == (1, 4)
-    assert [a.end for a in sequence.arrivals] == [7]
-    assert verify(sequence, 4, 12, 13, 14).queue_ms == 2
-
-
-def test_half_a_message():
-    """A message that reaches beyond the pass is kept for the rest of its proposals."""
-    sequence = make()
-    arrive(sequence, 10, 11, 12, now_us=8_000, draft_us=3_000)
-    assert verify(sequence, 1, 10, 11).draft_ms == 3
-    assert sequence.arrivals == [Arrival(6, 8_000, 0, 3_000)]
-    assert verify(sequence, 4, 12, 13).draft_ms == 3
-    assert sequence.arrivals == []
-
-
-def test_a_correction_forgets_what_it_dropped():
-    sequence = make()
-    arrive(sequence, 10, 11, now_us=8_000)
-    arrive(sequence, 12, now_us=9_000)
-    verify(sequence, 2, 20, 0, 0)
-    assert sequence.arrivals == []
-
-
-def test_arrivals_are_bounded_by_the_window():
-    sequence = make()
-    for token_id in range(10, 26):
-        arrive(sequence, token_id, now_us=token_id)
-    assert len(sequence.arrivals) == sequence.session.window_len == 16
-    verify(sequence, 0, 10)
-    assert len(sequence.arrivals) == 15
 
 
 def test_is_decoding():

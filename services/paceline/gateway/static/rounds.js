@@ -1,6 +1,16 @@
 // The rounds as rows: counts, and a bar of the time of each stage. Knows no text.
 
-export const STAGES = ["draft", "wire", "queue", "verify"];
+// In the order in which a round goes through them; together they are the round.
+export const STAGES = {
+  wire_back: "wire back",
+  rewind: "rewind",
+  draft: "draft",
+  wire_out: "wire out",
+  window: "window",
+  queue: "queue",
+  verify: "verify",
+  sample: "sample",
+};
 // Older rounds leave the table; the figures count all of them.
 export const MAX_ROWS = 400;
 
@@ -25,18 +35,17 @@ export class Waterfall {
   }
 
   add(round) {
-    const times = STAGES.map((stage) => round[`${stage}_ms`]);
-    const total = times.reduce((sum, ms) => sum + ms, 0);
-    if (total > this.slowest) {
-      this.slowest = total;
+    const times = Object.keys(STAGES).map((stage) => round[`${stage}_ms`]);
+    if (round.wall_ms > this.slowest) {
+      this.slowest = round.wall_ms;
       for (const part of this.rows.querySelectorAll(".bar span")) this.scale(part);
     }
-    this.rows.prepend(this.row(round, times, total));
+    this.rows.prepend(this.row(round, times));
     if (this.rows.childElementCount > MAX_ROWS) this.rows.lastElementChild.remove();
     this.onCount(this.rows.childElementCount);
   }
 
-  row(round, times, total) {
+  row(round, times) {
     const tr = document.createElement("tr");
     const bars = cell("", "bars");
     bars.append(this.bar(times));
@@ -46,7 +55,7 @@ export class Waterfall {
       cell(`${round.accepted} of ${round.proposed}`),
       bars,
       ...times.map((ms) => cell(ms.toFixed(1), "number")),
-      cell(total.toFixed(1)),
+      cell(round.wall_ms.toFixed(1)),
     );
     return tr;
   }
@@ -55,9 +64,10 @@ export class Waterfall {
     const bar = document.createElement("div");
     bar.className = "bar";
     bar.setAttribute("role", "img");
-    bar.title = STAGES.map((stage, index) => `${stage} ${times[index].toFixed(1)} ms`).join(", ");
+    const said = Object.values(STAGES).map((name, at) => `${name} ${times[at].toFixed(1)} ms`);
+    bar.title = said.join(", ");
     bar.setAttribute("aria-label", bar.title);
-    STAGES.forEach((stage, index) => {
+    Object.keys(STAGES).forEach((stage, index) => {
       const part = document.createElement("span");
       part.className = stage;
       part.dataset.ms = times[index];

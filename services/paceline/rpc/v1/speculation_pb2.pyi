@@ -129,20 +129,22 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., max_model_len: _Optional[int] = ..., max_sessions: _Optional[int] = ..., modes: _Optional[_Iterable[_Union[VerificationMode, str]]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "boot_id", "replica_id", "model_id", "vocab_size", "tokenizer_hash")
+    __slots__ = ("protocol_version", "boot_id", "replica_id", "model_id", "vocab_size", "tokenizer_hash", "unix_offset_us")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_HASH_FIELD_NUMBER: _ClassVar[int]
+    UNIX_OFFSET_US_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     boot_id: str
     replica_id: str
     model_id: str
     vocab_size: int
     tokenizer_hash: str
-    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ...) -> None: ...
+    unix_offset_us: int
+    def __init__(self, protocol_version: _Optional[int] = ..., boot_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., model_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., tokenizer_hash: _Optional[str] = ..., unix_offset_us: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "seed", "choice", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_biases", "min_tokens", "stop_token_ids", "grammar")
@@ -177,7 +179,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_biases: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position", "cache_salt", "fan_out")
+    __slots__ = ("session_id", "epoch", "prompt_len", "token_ids", "sampling", "mode", "limit_position", "cache_salt", "fan_out", "trace_context")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +189,7 @@ class OpenSession(_message.Message):
     LIMIT_POSITION_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     prompt_len: int
@@ -196,7 +199,8 @@ class OpenSession(_message.Message):
     limit_position: int
     cache_salt: int
     fan_out: int
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ..., cache_salt: _Optional[int] = ..., fan_out: _Optional[int] = ...) -> None: ...
+    trace_context: bytes
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., prompt_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., mode: _Optional[_Union[VerificationMode, str]] = ..., limit_position: _Optional[int] = ..., cache_salt: _Optional[int] = ..., fan_out: _Optional[int] = ..., trace_context: _Optional[bytes] = ...) -> None: ...
 
 class OpenSessionBatch(_message.Message):
     __slots__ = ("items",)
@@ -229,7 +233,7 @@ class DraftDistribution(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DraftTokens(_message.Message):
-    __slots__ = ("session_id", "epoch", "start", "context_hash", "token_ids", "last_round", "draft_us", "sent_us", "distributions", "is_branch")
+    __slots__ = ("session_id", "epoch", "start", "context_hash", "token_ids", "last_round", "draft_us", "sent_us", "distributions", "is_branch", "began_us", "received_us")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +244,8 @@ class DraftTokens(_message.Message):
     SENT_US_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     IS_BRANCH_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_US_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_US_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     start: int
@@ -250,7 +256,9 @@ class DraftTokens(_message.Message):
     sent_us: int
     distributions: _containers.RepeatedCompositeFieldContainer[DraftDistribution]
     is_branch: bool
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., context_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., last_round: _Optional[int] = ..., draft_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[DraftDistribution, _Mapping]]] = ..., is_branch: _Optional[bool] = ...) -> None: ...
+    began_us: int
+    received_us: int
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., context_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., last_round: _Optional[int] = ..., draft_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., distributions: _Optional[_Iterable[_Union[DraftDistribution, _Mapping]]] = ..., is_branch: _Optional[bool] = ..., began_us: _Optional[int] = ..., received_us: _Optional[int] = ...) -> None: ...
 
 class DraftTokensBatch(_message.Message):
     __slots__ = ("items",)
@@ -259,7 +267,7 @@ class DraftTokensBatch(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[DraftTokens, _Mapping]]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us", "has_rejection", "fan_out")
+    __slots__ = ("session_id", "epoch", "start", "token_ids", "num_accepted_tokens", "limit_position", "round", "trace_context", "queue_us", "verify_us", "has_rejection", "fan_out", "sent_us")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +280,7 @@ class Verdict(_message.Message):
     VERIFY_US_FIELD_NUMBER: _ClassVar[int]
     HAS_REJECTION_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    SENT_US_FIELD_NUMBER: _ClassVar[int]
     session_id: int
     epoch: int
     start: int
@@ -284,7 +293,8 @@ class Verdict(_message.Message):
     verify_us: int
     has_rejection: bool
     fan_out: int
-    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., has_rejection: _Optional[bool] = ..., fan_out: _Optional[int] = ...) -> None: ...
+    sent_us: int
+    def __init__(self, session_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., limit_position: _Optional[int] = ..., round: _Optional[int] = ..., trace_context: _Optional[bytes] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., has_rejection: _Optional[bool] = ..., fan_out: _Optional[int] = ..., sent_us: _Optional[int] = ...) -> None: ...
 
 class VerdictBatch(_message.Message):
     __slots__ = ("items",)

@@ -1,0 +1,41 @@
+"""Rows of `tests/unit/test_limits.py` about tracing."""
+
+from __future__ import annotations
+
+_TRACING, _TARGET = "unit/tracing", "unit/target"
+
+TRACING_LIMITS: dict[str, str] = {
+    "tracing.max_file_bytes": f"{_TRACING}/test_json_lines.py::test_a_full_file_is_put_aside_once",
+    "tracing.max_queue_size": f"{_TRACING}/test_lanes.py::test_a_full_queue_refuses_and_counts",
+}
+
+TRACING_NOT_A_LIMIT: dict[str, str] = {
+    "tracing.sample_ratio": "share",
+    "tracing.slow_request_s": "switch",
+    "tracing.otlp_endpoint": "address",
+    "tracing.otlp_protocol": "kind",
+    "tracing.file_dir": "folder",
+}
+
+TRACING_CONSTANTS: dict[str, str] = {
+    **dict.fromkeys(
+        ("target.round_clock:MAX_ROUND_ARRIVALS", "target.round_clock:MAX_ROUND_PASSES"),
+        f"{_TARGET}/test_round_clock.py::test_a_flood_of_messages_or_passes_is_bounded",
+    ),
+    "target.traces:MAX_KEPT_ROUNDS": f"{_TARGET}/test_traces.py::test_kept_rounds_are_bounded",
+    "target.traces:MAX_PASS_LINKS": (
+        f"{_TARGET}/test_traces.py::test_a_pass_is_one_span_for_all_rounds_in_it"
+    ),
+    "tracing.json_lines:MAX_FILES": (
+        f"{_TRACING}/test_json_lines.py::test_files_of_one_service_are_bounded"
+    ),
+    "tracing.lanes:MAX_BATCH_SPANS": (
+        f"{_TRACING}/test_lanes.py::test_a_batch_is_no_longer_than_its_limit"
+    ),
+    "tracing.lanes:LOG_INTERVAL_S": (
+        f"{_TRACING}/test_lanes.py::test_what_is_not_exported_is_counted_and_said_once"
+    ),
+    "tracing.process:SHUTDOWN_TIMEOUT_S": (
+        f"{_TRACING}/test_lanes.py::test_closing_is_bounded_where_nobody_answers"
+    ),
+}
