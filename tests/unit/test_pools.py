@@ -193,8 +193,8 @@ class TestApplication:
         assert timeout_s == 17
 
     def test_the_gateway_has_the_handles_of_all(self) -> None:
-        config, pools = self.deployments()["Gateway"].init_args
-        assert config == self.CONFIG.gateway
+        config, pools, tracing = self.deployments()["Gateway"].init_args
+        assert (config, tracing) == (self.CONFIG.gateway, self.CONFIG.tracing)
         for handles, pool in zip(pools, self.CONFIG.pools, strict=True):
             assert handles.gateway == pool.config.gateway
             assert handles.config == pool.config.target
