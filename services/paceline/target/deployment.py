@@ -24,7 +24,7 @@ from paceline.rank_actors import load_replica_engine
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
-from paceline.tracing.process import open_tracer
+from paceline.tracing.process import open_tracer, span_counts
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,7 +47,9 @@ class TargetReplica:
             adapters=config.target.adapters,
         )
         self._parts.push_async_callback(self._engine.stop)
-        tracer = open_tracer(config.tracing, "paceline-target", {"service.instance.id": replica_id})
+        self._tracer = tracer = open_tracer(
+            config.tracing, "paceline-target", {"service.instance.id": replica_id}
+        )
         if tracer is not None:
             self._parts.push_async_callback(asyncio.to_thread, tracer.close)
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id, tracer)
@@ -120,6 +122,7 @@ class TargetReplica:
         return {
             "replica_id": self._replica_id,
             "pid": os.getpid(),
+            **span_counts(self._tracer),
             "rank_pids": self._engine.rank_pids,
             "scheduler": dataclasses.asdict(scheduler.stats),
             "drafts": dict(scheduler.drafts.counts),
