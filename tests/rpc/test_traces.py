@@ -111,7 +111,7 @@ async def test_rounds_follow_each_other_and_make_up_the_request() -> None:
     requests, sessions = collector.named("text_completion toy"), collector.named("session")
     for request, session in zip(requests, sessions, strict=True):
         rounds = rounds_of(collector, session)
-        assert len(rounds) > 5
+        assert len(rounds) > 2
         assert rounds[0].begin == session.begin
         assert rounds[-1].end == session.end
         assert all(a.end == b.begin for a, b in pairwise(rounds))
