@@ -63,13 +63,20 @@ async def exact(target: TargetDriver, seed: int) -> int:
     return sum(fleet.accepted(deltas) for deltas in got)
 
 
+async def until_drafted(target: TargetDriver) -> None:
+    """On a busy machine a draft may be late for some requests, but not for all."""
+    async with asyncio.timeout(60):
+        while not await exact(target, 1):
+            pass
+
+
 async def test_plain_while_it_hangs_and_drafted_when_it_is_back() -> None:
     async with (
         fleet.target(SETTINGS) as target,
         hanging_draft(SETTINGS, target) as (engine, _),
     ):
         counts = target.scheduler.drafts.counts
-        assert await exact(target, 1) > 0
+        await until_drafted(target)
         engine.runs.clear()
         long = fleet.request("long", temperature=0.8, seed=9, max_tokens=480)
         flight = asyncio.create_task(fleet.collect(target, long))
@@ -79,7 +86,7 @@ async def test_plain_while_it_hangs_and_drafted_when_it_is_back() -> None:
         engine.runs.set()
         while not counts["restored"]:
             await exact(target, 1)
-        assert await exact(target, 1) > 0
+        await until_drafted(target)
         assert fleet.tokens(await flight) == fleet.alone(long)
 
 

@@ -13,6 +13,7 @@ from paceline.cli.main import app
 from tests.rpc.traced import traced_fleet
 
 PARTS = ("draft", "wire_out", "window", "queue", "verify", "sample", "wire_back", "rewind")
+DRAFT_PARTS = ("draft", "window", "wire_back", "rewind")
 WAITING: dict[str, Any] = {"step_ms": 25.0, "draft_ms": 2.0, "error_rate": 0.3}
 
 
@@ -40,7 +41,9 @@ async def test_the_viewer_sees_what_the_target_measured(tmp_path: Path) -> None:
         assert each["wall_ms"] == pytest.approx(own["wall_ms"], abs=0.01)
         for part in ("queue", "verify", "sample", "wire_out"):
             assert each[f"{part}_ms"] == pytest.approx(own[f"{part}_ms"], abs=0.1), part
-        assert each["draft_ms"] == pytest.approx(own["draft_ms"], abs=2.0)
+        # The draft's own spans say more of its part than proposals do: only its sum is the same.
+        shares = [sum(one[f"{part}_ms"] for part in DRAFT_PARTS) for one in (each, own)]
+        assert shares[0] == pytest.approx(shares[1], abs=0.2)
     before = first[0]["wall_ms"] - first[1]["wall_ms"]
     assert first[0]["queue_ms"] - first[1]["queue_ms"] == pytest.approx(before, abs=0.01)
     assert before >= 0
