@@ -28,8 +28,9 @@ from paceline.gateway.plan import Endpoint
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.sampling.acceptance import accept_rejection
 from paceline.sampling.noise import Purpose
-from paceline.sampling.sparse_probs import SparseProbs
+from paceline.sampling.sparse_probs import TOTAL_WEIGHT, SparseProbs
 from paceline.target.driver import TargetDriver
 from paceline.target.intake import living_outputs
 from paceline.testing.loopback import Loopback
@@ -84,6 +85,47 @@ class OffByOne(ToyEngine):
         accepted = toy_rules.verify(rows, drafts, item.rule)
         kept = drafts[: accepted.num_accepted_tokens]
         return (*kept, accepted.next_token_id), accepted.num_accepted_tokens, ()
+
+
+class NearDraft(ToyEngine):
+    """Its logits are the target's, each off by up to `spread`: it is never quite right or wrong."""
+
+    def __init__(self, info: EngineInfo, spread: float) -> None:
+        super().__init__(info)
+        self._spread = spread
+
+    def _logits(self, state: int) -> list[float]:
+        random = Random(state)
+        return [
+            logit + random.uniform(-1.0, 1.0) * self._spread for logit in super()._logits(state)
+        ]
+
+
+class SharedNoise(ToyEngine):
+    """A target that accepts by the very noise that the draft has drawn with."""
+
+    def _decide(
+        self, item: StepItem, states: Sequence[int]
+    ) -> tuple[tuple[int, ...], int | None, tuple[SparseProbs, ...]]:
+        if not isinstance(item.rule, Verify):
+            return super()._decide(item, states)
+        rows = [self._row(state, item, index) for index, state in enumerate(states)]
+        drafts, laws = draft_ids(item), item.rule.draft_probs
+        accepted = accept_rejection(
+            drafts,
+            laws,
+            [row.probs() for row in rows],
+            [_drawn_with(law, token_id) for law, token_id in zip(laws, drafts, strict=True)],
+            [row.arrivals(item.rule.round) for row in rows],
+        )
+        kept = drafts[: accepted.num_accepted_tokens]
+        return (*kept, accepted.next_token_id), accepted.num_accepted_tokens, ()
+
+
+def _drawn_with(law: SparseProbs, token_id: int) -> float:
+    """The middle of the noise that gives this id."""
+    place = law.token_ids.index(token_id)
+    return (sum(law.weights[:place]) + law.weights[place] / 2) / TOTAL_WEIGHT
 
 
 class Rounding(ToyEngine):

@@ -194,8 +194,9 @@ class TestApplication:
         assert timeout_s == 17
 
     def test_the_gateway_has_the_handles_of_all(self) -> None:
-        config, pools, logging = self.deployments()["Gateway"].init_args
+        config, pools, tracing, audit, logging = self.deployments()["Gateway"].init_args
         assert config == self.CONFIG.gateway
+        assert (tracing, audit) == (self.CONFIG.tracing, self.CONFIG.audit)
         assert logging == self.CONFIG.logging
         for handles, pool in zip(pools, self.CONFIG.pools, strict=True):
             assert handles.gateway == pool.config.gateway

@@ -35,7 +35,7 @@ class AuditConfig(Section):
         description="logits closer than this may swap by rounding (bfloat16: 0.25, float32: 0.001)",
     )
     law_tolerance: float = Field(
-        0.005,
+        0.01,
         ge=0.0,
         le=0.1,
         description="bias of a statistic in [-1, 1] that is put down to rounding (rejection modes)",

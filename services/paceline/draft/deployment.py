@@ -19,7 +19,7 @@ from paceline.draft.driver import DraftDriver
 from paceline.draft.fleet_reporter import FleetReporter
 from paceline.rank_actors import load_replica_engine
 from paceline.ray_metrics import RayExporter
-from paceline.tracing.process import open_tracer
+from paceline.tracing.process import open_tracer, span_counts
 
 # Noise only for the draft's most likely tokens: it can cost acceptance, never
 # exactness.
@@ -39,7 +39,7 @@ class DraftReplica:
         self._replica_id = serve.get_replica_context().replica_tag
         self._engine = await load_replica_engine(config.draft.model, draft_top_n=DRAFT_TOP_N)
         self._parts.push_async_callback(self._engine.stop)
-        tracer = open_tracer(
+        self._tracer = tracer = open_tracer(
             config.tracing, "paceline-draft", {"service.instance.id": self._replica_id}
         )
         if tracer is not None:
@@ -85,6 +85,7 @@ class DraftReplica:
         return {
             "replica_id": self._replica_id,
             "pid": os.getpid(),
+            **span_counts(self._tracer),
             "rank_pids": self._engine.rank_pids,
             "num_sessions": len(table),
             "connected": self._driver.connected,

@@ -116,6 +116,15 @@ class _Evidence:
     tokens: list[TokenValues] = field(default_factory=list)
     pairs: list[PairValues] = field(default_factory=list)
 
+    def feed(self, test: SequentialTest) -> float:
+        """The e-value with it."""
+        for tokens in self.tokens:
+            test.receive(_TOKENS, tokens)
+        for pair in self.pairs:
+            test.receive(_PAIRS, pair)
+        test.end_sample()
+        return test.e_value
+
 
 class Auditor:
     """Owns the queue of samples and the one task that works on it.
@@ -290,15 +299,11 @@ class Auditor:
         evidence = _Evidence()
         for choice, text in enumerate(sample.texts):
             await self._weigh(sample, runs, choice, tuple(text), evidence)
-        # All of it or nothing: what was given up amid it says nothing.
+        # All of it or nothing: what was given up amid it says nothing. Thousands of logarithms are
+        # not for the event loop.
         test, counts = self._tests[sample.model], self.counts[sample.model]
-        for tokens in evidence.tokens:
-            test.receive(_TOKENS, tokens)
-        for pair in evidence.pairs:
-            test.receive(_PAIRS, pair)
-        test.end_sample()
+        counts.e_value = await asyncio.to_thread(evidence.feed, test)
         counts.num_tokens += len(evidence.tokens)
-        counts.e_value = test.e_value
         if counts.e_value >= self.alarm_at and not counts.num_alarms:
             counts.num_alarms = 1
             logger.error(

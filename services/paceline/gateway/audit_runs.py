@@ -9,6 +9,7 @@ in. Knows no verdict, no statistics and no Ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -112,8 +113,9 @@ class ReRuns:
         finally:
             if not is_over:
                 stream.cancel()
-                async with asyncio.timeout(ABORT_TIMEOUT_S):
-                    await self.targets.abort(request.request_id)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(ABORT_TIMEOUT_S):
+                        await self.targets.abort(request.request_id)
 
 
 def nudge(

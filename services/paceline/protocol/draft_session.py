@@ -150,7 +150,6 @@ class DraftSession:
         self._check_law(result)
         self._working = None
         self._draft_us += draft_us
-        self._began_us = self._began_us or began_us
         self._received_us = self._received_us or work.received_us
         same_context = self._holds(work.end, work.context_hash)
         if same_context:
@@ -159,6 +158,8 @@ class DraftSession:
             fed = work.token_ids[: cached_len - work.start]
             self.num_computed += self.log.common_len(work.start, fed)
         wanted = same_context and len(self.log) == work.end and not self._is_draw_void
+        if wanted:
+            self._began_us = self._began_us or began_us
         if result.token_id is None or not wanted or work.end >= self.limit_position:
             return False
         self.log.append(result.token_id)

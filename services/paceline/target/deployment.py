@@ -28,7 +28,7 @@ from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
 from paceline.target.request_log import log_generation
-from paceline.tracing.process import open_tracer
+from paceline.tracing.process import open_tracer, span_counts
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,9 @@ class TargetReplica:
             adapters=config.target.adapters,
         )
         self._parts.push_async_callback(self._engine.stop)
-        tracer = open_tracer(config.tracing, "paceline-target", {"service.instance.id": replica_id})
+        self._tracer = tracer = open_tracer(
+            config.tracing, "paceline-target", {"service.instance.id": replica_id}
+        )
         if tracer is not None:
             self._parts.push_async_callback(asyncio.to_thread, tracer.close)
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id, tracer)
@@ -130,6 +132,7 @@ class TargetReplica:
         return {
             "replica_id": self._replica_id,
             "pid": os.getpid(),
+            **span_counts(self._tracer),
             "rank_pids": self._engine.rank_pids,
             "scheduler": dataclasses.asdict(scheduler.stats),
             "drafts": dict(scheduler.drafts.counts),

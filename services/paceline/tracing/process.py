@@ -56,6 +56,14 @@ class ProcessTracer:
                 lane.abandon()
 
 
+def span_counts(tracer: ProcessTracer | None) -> dict[str, int]:
+    """For a replica's statistics."""
+    return {
+        "num_spans": 0 if tracer is None else tracer.num_emitted,
+        "num_dropped_spans": 0 if tracer is None else tracer.num_dropped,
+    }
+
+
 def open_tracer(
     config: TracingConfig, service_name: str, attributes: Mapping[str, str]
 ) -> ProcessTracer | None:

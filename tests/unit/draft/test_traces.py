@@ -147,6 +147,16 @@ def test_a_link_that_is_gone_costs_its_spans_only(rig):
     assert rig.spans == []
 
 
+def test_a_pass_that_was_under_way_when_the_correction_came_dates_nothing(rig):
+    rig.open()
+    items = rig.table.begin_pass(100)
+    rig.verdict(2, (8,), 2_500)
+    rig.table.end_pass(items, [WorkResult(9)], 900, None, 2_000)
+    assert rig.table.take_drafts(2_900) == {}
+    (draft,) = rig.pass_(2_950)
+    assert (draft.began_us, draft.received_us) == (2_950, 2_500)
+
+
 def test_tokens_that_a_correction_dropped_do_not_date_those_after_it(rig):
     rig.open()
     items = rig.table.begin_pass(100)

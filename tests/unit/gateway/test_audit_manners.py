@@ -10,9 +10,11 @@ import pytest
 
 from paceline.errors import OverloadedError
 from paceline.gateway.audit import Skip
-from paceline.generation import RoundDelta, SpeculationRequest, TokenLogprobs
-from paceline.sampling.params import VerificationMode
+from paceline.gateway.audit_runs import ReRuns
+from paceline.generation import GenerateRequest, RoundDelta, SpeculationRequest, TokenLogprobs
+from paceline.sampling.params import SamplingParams, VerificationMode
 from tests.unit.gateway.audit_tools import ON, TEXT, done, errors, reruns
+from tests.unit.gateway.conftest import FakeTargets
 from tests.unit.gateway.test_metrics import scrape
 
 RoundOf = Callable[..., RoundDelta]
@@ -136,6 +138,8 @@ async def test_a_law_is_weighed(mode: str, make_harness: Any, round_of: RoundOf)
         [round_of("abxy", "length")],
         [scored("hi", "abxy")],
     ]
+    seeds = iter(range(1, 10))
+    harness.service.audit._random_seed = lambda: next(seeds)
     await harness.complete(min_tokens=3)
     counts = await done(harness)
     assert (counts.num_requests, counts.num_tokens) == (1, 4)
@@ -146,7 +150,19 @@ async def test_a_law_is_weighed(mode: str, make_harness: Any, round_of: RoundOf)
     assert again.prompt_token_ids == tuple(b"hiabxy")
     assert plain.speculation == SpeculationRequest("off", mode=VerificationMode(mode))
     assert plain.max_tokens == 20
+    assert plain.sampling.seed != harness.targets.requests[0].sampling.seed, "noise of its own"
+    assert plain.sampling.min_tokens == 3
     assert all(request.is_background for request in (score, plain, again))
+
+
+async def test_texts_of_an_adapter_are_scored_with_it() -> None:
+    targets = FakeTargets([scored("hi", "ab")])
+    request = GenerateRequest("r", tuple(b"hi"), 2, SamplingParams(), adapter="mine")
+    mode = VerificationMode.REJECTION
+    runs = ReRuns(request, mode, targets, 5, 1.0, lambda: True, lambda: "again")
+    assert [token.token_id for token in await runs.score(tuple(b"ab"), 3)] == [97, 98]
+    (asked,) = targets.requests
+    assert (asked.adapter, asked.cache_salt, asked.request_id) == ("mine", 5, "again")
 
 
 async def test_an_alarm_is_raised_once(

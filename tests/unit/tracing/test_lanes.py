@@ -11,7 +11,7 @@ import pytest
 
 from paceline.config import TracingConfig
 from paceline.tracing.lanes import MAX_BATCH_SPANS, Lane, OnceInAWhile, make_lanes, traces_url
-from paceline.tracing.process import ProcessTracer, open_tracer
+from paceline.tracing.process import ProcessTracer, open_tracer, span_counts
 from paceline.tracing.spans import Span
 
 LANES = "paceline.tracing.lanes"
@@ -141,6 +141,9 @@ def test_a_tracer_of_a_configuration(tmp_path: Path) -> None:
     assert '"stringValue":"paceline-test"' in file.read_text()
     assert '"key":"service.instance.id","value":{"stringValue":"r"}' in file.read_text()
     assert (tracer.num_emitted, tracer.num_dropped) == (1, 0)
+    tracer.emit(span())
+    assert span_counts(tracer) == {"num_spans": 2, "num_dropped_spans": 1}
+    assert span_counts(None) == {"num_spans": 0, "num_dropped_spans": 0}
 
 
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
