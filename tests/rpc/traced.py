@@ -26,6 +26,8 @@ from paceline.gateway.service import GatewayService, ServedModel, TargetStream
 from paceline.gateway.spans import GatewayTracer
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.protocol.acceptance_model import Survivals
+from paceline.protocol.lone_wait import LonePolicy, WindowOutlook
 from paceline.protocol.messages import TargetMessage
 from paceline.round_times import STAGE_OF_SPAN, Interval
 from paceline.target.driver import TargetDriver
@@ -158,6 +160,19 @@ class _Targets:
         return True
 
 
+class Patient(LonePolicy):
+    """Waits for a second whatever it costs, if anything is missing."""
+
+    def wait_until(
+        self,
+        outlook: WindowOutlook,
+        acceptance: float,
+        now_us: int,
+        survivals: Survivals | None = None,
+    ) -> int:
+        return now_us + 1_000_000 * (outlook.have < outlook.want)
+
+
 @dataclass
 class Fleet:
     """`heard` is all that the draft has received. `tracers` are those of the three processes."""
@@ -168,6 +183,12 @@ class Fleet:
     tracers: list[ProcessTracer | None]
     client: httpx.AsyncClient
     heard: list[TargetMessage] = field(default_factory=list)
+    rtt_us: int = 0
+
+    def learn_rtt(self) -> None:
+        """The longer of the two round trips that the ends' clocks were compared with."""
+        streams = [*self.target._streams.values(), *self.draft._streams.values()]
+        self.rtt_us = max(stream.clock.rtt_us or 0 for stream in streams)
 
     async def complete(
         self, max_tokens: int = 24, headers: dict[str, str] | None = None, **fields: Any
@@ -192,9 +213,13 @@ async def traced_fleet(
     error_rate: float = 0.1,
     draft_clock_us: int = 0,
     engine: Engine | None = None,
+    waits: bool = False,
     **speculation: Any,
 ) -> AsyncIterator[Fleet]:
-    """`draft_clock_us`: how far ahead the draft's monotonic clock is of everybody else's."""
+    """`draft_clock_us`: how far ahead the draft's monotonic clock is of everybody else's. `waits`:
+    the target does, always, until all the proposals that it wants are there."""
+    if waits:
+        speculation |= {"lookahead": "fixed", "max_lone_wait_ms": 1000.0}
     settings = fleet.config(**speculation).model_dump() | {"tracing": tracing}
     config = AppConfig.model_validate(settings)
     kinds = ("gateway", "target", "draft")
@@ -203,6 +228,8 @@ async def traced_fleet(
     quick = TimedEngine(ToyEngine(INFO, error_rate=error_rate), base_ms=draft_ms)
     worker = EngineWorker(quick, now_us=lambda: monotonic_us() + draft_clock_us)
     async with TargetDriver(EngineWorker(slow), config, "target-7", "t", tracers[1]) as target:
+        if waits:
+            target.scheduler.policy.lone = Patient(1_000_000)
         draft = DraftDriver(worker, config.draft, config.rpc, "draft-9", "d", tracers[2])
         async with draft:
             draft.set_targets([target.server.address])
