@@ -250,14 +250,22 @@ TARGETS = Row(
         Panel(
             "Losslessness audit",
             "Choices that were run again without a draft and differ, and alarms about laws: both "
-            "must stay 0. None is run while audit.sample_ratio is 0.",
+            "must stay 0.",
             (
                 Line(Q.gauge(audit.MISMATCHES, "model_name"), "mismatches {{model_name}}"),
                 Line(Q.gauge(audit.ALARMS, "model_name"), "alarms {{model_name}}"),
-                Line(Q.per_s(audit.REQUESTS), "audited per second"),
+            ),
+            p.SHORT, width=6, bad=1,
+        ),
+        Panel(
+            "Audited requests",
+            "Requests that were run again without a draft, and those sampled that were not, by "
+            "why; none while audit.sample_ratio is 0.",
+            (
+                Line(Q.per_s(audit.REQUESTS), "audited"),
                 Line(Q.per_s(audit.SKIPPED, "reason"), "skipped: {{reason}}"),
             ),
-            p.SHORT, width=12, bad=1,
+            p.REQUESTS_S, width=6,
         ),
     ),
 )  # fmt: skip

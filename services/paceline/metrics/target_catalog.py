@@ -63,7 +63,9 @@ ACCEPTED_PER_POS = _counter(
 )
 ROUNDS = _counter("rounds", "Passes of a sequence that committed tokens.", "rounds")
 PLAIN_ROUNDS = _counter(
-    "plain_rounds", "Rounds without a proposal: the window was empty, or K was 0.", "rounds"
+    "plain_rounds",
+    "Rounds without a proposal: the window was empty, or K was 0 (as in the audit's re-runs).",
+    "rounds",
 )
 REJECTED_ROUNDS = _counter(
     "rejected_rounds", "Rounds that rejected a proposal, so that the draft must rewind.", "rounds"
