@@ -102,7 +102,7 @@ class WithIntake(Scheduler):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self._intake.__class__ = self.intake
+        self.intake.__class__ = self.intake
 
 
 class OldNoise(Intake):
