@@ -16,10 +16,9 @@ from paceline.gateway.assembler import total
 from paceline.gateway.plan import Endpoint, Plan
 from paceline.gateway.trace import Trace
 from paceline.tracing.context import is_sampled
-from paceline.tracing.spans import Attribute, Span, Tracer
+from paceline.tracing.spans import Attribute, Span, Tracer, int_attribute
 
 OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
-MAX_INT_ATTRIBUTE = 2**63 - 1
 
 
 class GatewayTracer:
@@ -127,15 +126,13 @@ class RequestSpan:
 def _of_plan(plan: Plan) -> dict[str, Attribute]:
     request = plan.request
     sampling = request.sampling
-    seed = sampling.seed
     return {
         "gen_ai.request.model": plan.model,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
-        # An attribute's integers are signed.
-        "gen_ai.request.seed": seed if seed <= MAX_INT_ATTRIBUTE else str(seed),
+        "gen_ai.request.seed": int_attribute(sampling.seed),
         "gen_ai.request.choice.count": plan.num_choices,
         "gen_ai.request.stream": plan.is_stream,
         "gen_ai.response.id": plan.answer_id,
