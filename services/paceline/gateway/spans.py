@@ -18,6 +18,8 @@ from paceline.gateway.trace import Trace
 from paceline.tracing.context import is_sampled
 from paceline.tracing.spans import Attribute, Span, Tracer, int_attribute
 
+# What ended a request that no error of ours did, as its `error.type`.
+CLIENT_DISCONNECTED, CANCELLED = "client_disconnected", "cancelled"
 OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
 
 
@@ -73,8 +75,8 @@ class RequestSpan:
         if self._first_s is None:
             self._first_s = now_s
 
-    def end(self, now_s: float, error: RequestError | None = None, has_left: bool = False) -> None:
-        """`has_left`: the client has, before the answer's end."""
+    def end(self, now_s: float, error: RequestError | None = None, gone: str = "") -> None:
+        """`gone`: CLIENT_DISCONNECTED or CANCELLED, before the answer's end."""
         tracer = self._tracer
         if tracer is None:
             return
@@ -84,8 +86,8 @@ class RequestSpan:
         if not (self._own.is_sampled or (slow_s and (failed or is_slow))):
             return
         attributes = self._attributes()
-        if has_left:
-            attributes["error.type"] = "client_disconnected"
+        if gone:
+            attributes["error.type"] = gone
         elif error is not None:
             attributes["error.type"] = error.code or str(error.status)
             attributes["http.response.status_code"] = error.status
