@@ -40,7 +40,9 @@ class RequestError(PacelineError):
     """A client's request cannot be honoured.
 
     `status` is an HTTP status, `param` the offending request field if there is one, `code` a
-    stable machine-readable word, `retry_after_s` seconds for a Retry-After header.
+    stable machine-readable word, `retry_after_s` seconds for a Retry-After header; `limit` names
+    the limit that was reached where its code stands for several: metrics count it, no client
+    sees it.
     Arguments are positional so that the exception survives pickling between Ray processes.
     """
 
@@ -54,13 +56,15 @@ class RequestError(PacelineError):
         code: str | None = None,
         status: int | None = None,
         retry_after_s: int | None = None,
+        limit: str = "",
     ) -> None:
-        super().__init__(message, param, code, status, retry_after_s)
+        super().__init__(message, param, code, status, retry_after_s, limit)
         self.message = message
         self.param = param
         self.code = code
         self.status = self.default_status if status is None else status
         self.retry_after_s = retry_after_s
+        self.limit = limit
         self.type = self.default_type
 
     def __str__(self) -> str:

@@ -60,6 +60,9 @@ class GenerateRequest:
     `cache_salt` (u64): only requests with the same salt share KV blocks in the prefix cache.
     `adapter`: the LoRA adapter of the target's model to apply; empty: the model itself.
     `traceparent`: W3C trace context of the client's request, empty without one; for traces only.
+    `answer_id`: what the client calls the answer that this is a part of (`id` in the body); empty
+    for none, and for log lines only. `first_choice`: which of that answer's choices this prompt's
+    first one is, for traces only: `choice` in deltas and in `sampling` counts from 0 regardless.
     `http_request_id`: what the client's side calls the request (x-request-id), for log lines only:
     unlike `request_id` it need not be unique.
     `is_background`: no client waits for it. A target takes it only if it can start at once, and
@@ -83,6 +86,8 @@ class GenerateRequest:
     traceparent: str = ""
     http_request_id: str = ""
     is_background: bool = False
+    answer_id: str = ""
+    first_choice: int = 0
 
     @property
     def trace_id(self) -> str:

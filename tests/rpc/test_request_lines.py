@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -176,6 +177,20 @@ async def test_gateway_and_target_are_joined_by_the_trace() -> None:
     assert gateway["accepted"] > 0
 
 
+async def test_every_line_about_an_answer_has_its_id() -> None:
+    with recorded(logging.INFO) as lines:
+        async with asyncio.timeout(60), serving() as client:
+            body = {"model": "toy", "prompt": ["hi", "ho"], "n": 2, "max_tokens": 8}
+            answer = (await client.post(TEXT, json=body)).json()
+            again = (await client.post(TEXT, json=body | {"prompt": "hi"})).json()
+    (line,) = [line for line in lines.of_requests() if line["completion_id"] == answer["id"]]
+    assert line["outcome"] == "ok"
+    found = from_target(lines)
+    ids = {(line["completion_id"], line["generation_id"]) for line in found}
+    one, other = answer["id"], again["id"]
+    assert ids == {(one, f"{one}-0"), (one, f"{one}-1"), (other, other)}
+
+
 async def generation(*deltas: RoundDelta | BaseException | None) -> AsyncGenerator[Any, None]:
     for delta in deltas:
         if isinstance(delta, BaseException):
@@ -195,7 +210,7 @@ async def generation(*deltas: RoundDelta | BaseException | None) -> AsyncGenerat
 )
 async def test_one_line_at_the_target_however_it_ends(last: Any, outcome: str) -> None:
     first = RoundDelta(0, (1, 2), (TokenOrigin.PLAIN,) * 2, 4, 1, 4)
-    request = fleet.request("cmpl-1", prompt=(1, 2, 3))
+    request = replace(fleet.request("cmpl-1~2", prompt=(1, 2, 3)), answer_id="cmpl-1")
     times = iter((10.0, 10.5, 10.75, 12.0))
     with recorded(logging.INFO) as lines:
         work = generation(None, first, *([] if isinstance(last, GeneratorExit) else [last]))
@@ -214,5 +229,6 @@ async def test_one_line_at_the_target_however_it_ends(last: Any, outcome: str) -
         *("generation", "cmpl-1"),
         outcome,
     )
+    assert line["generation_id"] == "cmpl-1~2"
     assert (line["first_round_ms"], line["output_tokens"], line["prompt_tokens"]) == (500.0, 2, 3)
     assert (line["proposed"], line["accepted"]) == (4, 1)

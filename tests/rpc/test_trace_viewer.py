@@ -66,6 +66,17 @@ async def test_the_parts_add_up_to_rounds_and_those_to_the_request(tmp_path: Pat
     assert max(ends) >= 0.95 * data["request_ms"]
 
 
+async def test_all_choices_of_all_prompts_are_there(tmp_path: Path) -> None:
+    """The target counts each prompt's choices from 0; the viewer has them as the answer does."""
+    async with traced_fleet({"sample_ratio": 1.0, "file_dir": str(tmp_path)}) as made:
+        answer = await made.complete(prompt=["Once upon", "There was"], n=2, max_tokens=8)
+    assert made.close() == 0
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2, 3]
+    data = viewed(tmp_path)
+    assert {each["choice"] for each in data["rounds"]} == {0, 1, 2, 3}
+    assert len(data["rounds"]) == len(made.targets.deltas)
+
+
 async def test_a_slow_request_that_nobody_sampled(tmp_path: Path) -> None:
     settings = {"sample_ratio": 0.0, "slow_request_s": 0.001, "file_dir": str(tmp_path)}
     async with traced_fleet(settings, **WAITING) as made:

@@ -250,6 +250,19 @@ async def test_every_choice_is_a_session() -> None:
     assert all(span.attributes["paceline.batch_size"] == 2 for span in batched)
 
 
+async def test_every_choice_of_every_prompt_is_a_session() -> None:
+    with receiver() as collector:
+        settings = {"sample_ratio": 1.0, "otlp_endpoint": collector.address}
+        async with traced_fleet(settings) as made:
+            await made.complete(prompt=["Once upon", "There was"], n=2, max_tokens=8)
+        assert made.close() == 0
+    sessions = collector.named("session")
+    assert sorted(span.attributes["paceline.choice"] for span in sessions) == [0, 1, 2, 3]
+    assert len({span.span_id for span in collector.spans}) == len(collector.spans)
+    assert {span.parent_id for span in sessions} == {collector.only("text_completion toy").span_id}
+    assert sum(len(rounds_of(collector, one)) for one in sessions) == len(made.targets.deltas)
+
+
 async def test_a_choice_that_is_ended_early_leaves_no_orphans() -> None:
     """The round that was open has a span, too: drafts have already told of it."""
     with receiver() as collector:

@@ -1,4 +1,4 @@
-"""All choices of one request as their rounds arrive, in whatever order.
+"""All choices of one prompt as their rounds arrive, in whatever order.
 
 Pure. Knows which choices have ended and who ended them; knows no HTTP and starts nothing.
 """
@@ -18,7 +18,7 @@ from paceline.generation import FinishReason, RoundDelta
 
 
 class Answer:
-    """One request's answer as it grows."""
+    """One prompt's part of an answer as it grows."""
 
     def __init__(self, plan: Plan, vocabulary: Vocabulary) -> None:
         request = plan.request

@@ -112,7 +112,7 @@ class AnswerRecorder:
         log_of(scope).write(scope["method"], route, status, self._monotonic())
         self._metrics.answer(route, status)
         if error is not None:
-            self._metrics.refusal(error.code)
+            self._metrics.refusal(error.code, error.limit)
 
     def _label(self, path: str) -> str:
         if self._exact is None:

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paceline.config import ApiKeyConfig
 from paceline.errors import AuthenticationError, OverloadedError, RequestError
 from paceline.gateway.places import Places
+from paceline.metrics.gateway_catalog import KEY_MAX_CONCURRENT
 
 # What load balancers ask without a key, and what is the same wherever Paceline runs: pages and
 # their files, which ask for the key themselves.
@@ -64,6 +65,7 @@ class Caller:
         self.room = Places(
             key.max_concurrent_requests if key else None,
             "This API key has {num} requests in progress",
+            KEY_MAX_CONCURRENT,
         )
 
     @property

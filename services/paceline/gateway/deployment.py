@@ -62,7 +62,8 @@ class Gateway:
     """OpenAI's HTTP API over the targets of one application.
 
     `config` holds for requests to every model; what a model has for itself (its name, its chat
-    template) is in its own `pools` entry. Controllers are asked for GET /fleet only.
+    template) is in its own `pools` entry. Controllers are asked for GET /fleet
+    and GET /metrics only.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from paceline.gateway.plan import BODY_TYPES, Endpoint, Plan
 from paceline.gateway.request_log import log_of
 from paceline.gateway.responses import whole_body
 from paceline.gateway.service import GatewayService
-from paceline.gateway.spans import RequestSpan
+from paceline.gateway.spans import CANCELLED, CLIENT_DISCONNECTED, RequestSpan
 from paceline.gateway.sse import ChunkBuilder
 from paceline.logs import about
 
@@ -53,21 +53,27 @@ class Exchange(Response):
         self._span = RequestSpan(service.tracer, trace_of(request.scope), endpoint, self._arrived_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             await self._exchange(scope, receive, send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = error
             raise
         finally:
             self._end_span(failure)
 
-    def _end_span(self, failure: Exception | None) -> None:
-        has_left = isinstance(failure, ClientDisconnect)
-        error = failure if isinstance(failure, RequestError) else None
-        if failure is not None and error is None and not has_left:
-            error = internal_error()
-        self._span.end(self._service.monotonic(), error, has_left)
+    def _end_span(self, failure: BaseException | None) -> None:
+        error: RequestError | None = None
+        gone = ""
+        if isinstance(failure, ClientDisconnect):
+            gone = CLIENT_DISCONNECTED
+        elif isinstance(failure, asyncio.CancelledError):
+            gone = CANCELLED
+        elif failure is not None:
+            error = failure if isinstance(failure, RequestError) else internal_error()
+        if self._log.is_answered:
+            gone = ""  # whoever goes then has it all
+        self._span.end(self._service.monotonic(), error, gone)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
         config = self._service.config
@@ -161,4 +167,5 @@ class Exchange(Response):
                 opening = b""
                 if chunks.is_whole:
                     await stream.send_part(chunks.end())
+                    self._log.is_answered = True
         await stream.end()

@@ -204,7 +204,8 @@ class EdgeMiddleware:
             try:
                 error = await self._answer(scope, receive, reply, log)
             except asyncio.CancelledError:
-                log.outcome = "cancelled"  # by the server around us
+                # By the server around us, maybe because its client has all and is gone.
+                log.outcome = "" if reply.is_whole or log.is_answered else "cancelled"
                 raise
             finally:
                 self._on_end(scope, reply.status, error)
@@ -221,14 +222,14 @@ class EdgeMiddleware:
             log.outcome = "client_stalled"
         except ClientDisconnect:
             # What has its answer may go, too, and servers say so.
-            log.outcome = "" if reply.is_whole else "client_left"
+            log.outcome = "" if reply.is_whole or log.is_answered else "client_left"
         except RequestError as error:
             failure = error
         except Exception as error:  # the process edge
             logger.exception("the request failed", exc_info=without_message(error))
             failure = internal_error()
         if failure is not None:
-            log.outcome = failure.code or ""
+            log.outcome = failure.code or f"http_{failure.status}"
             await reply.fail(failure, scope, receive)
         return failure
 

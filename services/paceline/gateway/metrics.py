@@ -18,6 +18,7 @@ from paceline.gateway.assembler import RoundText, Usage
 from paceline.metrics import gateway_catalog
 from paceline.metrics.gateway_catalog import (
     FIRST_TOKEN_S,
+    GATEWAY_LIMITS,
     GATEWAY_METRICS,
     INTER_TOKEN_S,
     LIMIT_OF_CODE,
@@ -76,13 +77,15 @@ class GatewayMetrics:
         """`path` is a route's, or OTHER; status 0: none was sent."""
         self._http_requests.labels(path, str(status) if status else NO_STATUS).inc()
 
-    def refusal(self, code: str | None) -> None:
+    def refusal(self, code: str | None, limit: str = "") -> None:
+        """`limit`: the name of the one that was reached, where the code does not tell."""
         known = code if code is not None and _CODE.fullmatch(code) else OTHER
         if known not in self._codes and len(self._codes) >= MAX_CODES:
             known = OTHER
         self._codes.add(known)
         self._refused.labels(known).inc()
-        if (limit := LIMIT_OF_CODE.get(known)) is not None:
+        limit = limit or LIMIT_OF_CODE.get(known, "")
+        if limit in GATEWAY_LIMITS:
             self._limits[limit] = self._limits.get(limit, 0) + 1
 
     def render(self) -> bytes:

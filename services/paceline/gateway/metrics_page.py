@@ -2,7 +2,8 @@
 
 Targets and drafts report what they count with their heartbeats, so every gateway shows the same of
 them; what a gateway itself counts is its own process's, told apart by the `replica` label. A
-controller that does not answer costs the fleet's part of the page, and says so (`controller_up`).
+controller that does not answer costs the fleet's part of the page, which says so (`controller_up`:
+only here, because only this page asks).
 Knows no route and no Ray.
 """
 
@@ -46,7 +47,6 @@ class MetricsPage:
         self._clients = clients or {}
         self._timeout_s = timeout_s
         self._question: asyncio.Task[Answers] | None = None
-        self._is_up = dict.fromkeys(self._clients, False)
 
     async def render(self) -> bytes:
         if self._question is None:
@@ -57,15 +57,15 @@ class MetricsPage:
         return await asyncio.to_thread(self._text, answers)
 
     def snapshot(self) -> Snapshot:
-        """This process's own."""
-        snapshot = self._metrics.snapshot()
-        for model, is_up in self._is_up.items():
-            snapshot.put(gateway_catalog.CONTROLLER_UP, is_up, model)
-        return snapshot
+        """This process's own: all that is known without a question to anybody."""
+        return self._metrics.snapshot()
 
     def _text(self, answers: Answers) -> bytes:
         page = Exposition()
-        page.add(self.snapshot(), {"replica": self._replica})
+        own = self.snapshot()
+        for model, answer in answers.items():
+            own.put(gateway_catalog.CONTROLLER_UP, answer is not None, model)
+        page.add(own, {"replica": self._replica})
         for model, answer in answers.items():
             if isinstance(answer, Mapping):
                 _add_fleet(page, model, answer)
@@ -74,9 +74,7 @@ class MetricsPage:
     async def _ask(self) -> Answers:
         names = list(self._clients)
         answers = await asyncio.gather(*(self._ask_one(self._clients[name]) for name in names))
-        found = dict(zip(names, answers, strict=True))
-        self._is_up = {name: answer is not None for name, answer in found.items()}
-        return found
+        return dict(zip(names, answers, strict=True))
 
     async def _ask_one(self, client: MetricsClient) -> object:
         try:

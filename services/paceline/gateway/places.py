@@ -9,10 +9,12 @@ from paceline.errors import OverloadedError
 
 
 class Places:
-    """`limit` None: no end of them. `sentence` says how many are taken, with a `{num}` in it."""
+    """`limit` None: no end of them; `name` is its name. `sentence` says how many are taken, with a
+    `{num}` in it."""
 
-    def __init__(self, limit: int | None, sentence: str) -> None:
+    def __init__(self, limit: int | None, sentence: str, name: str) -> None:
         self.limit = limit
+        self.name = name
         self.num_taken = 0
         self._sentence = sentence
 
@@ -35,4 +37,5 @@ class Places:
                 None,
                 "too_many_requests",
                 retry_after_s=1,
+                limit=self.name,
             )

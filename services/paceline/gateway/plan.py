@@ -162,12 +162,17 @@ class Planner:
         grammar = after_reasoning(form, output, self._tokenizer.marker_tokens)
         options = body.stream_options
         request_id = answer_id if body.num_prompts == 1 else f"{answer_id}-{index}"
+        first_choice = index * body.num_choices
         return Plan(
             endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETIONS,
             answer_id=answer_id,
-            first_choice=index * body.num_choices,
+            first_choice=first_choice,
             num_choices=body.num_prompts * body.num_choices,
-            request=self._request(body, prompt, grammar, request_id, random_seed),
+            request=replace(
+                self._request(body, prompt, grammar, request_id, random_seed),
+                answer_id=answer_id,
+                first_choice=first_choice,
+            ),
             model=self._model,
             stop=tuple(dict.fromkeys(body.stop)),
             includes_stop=bool(body.include_stop_str_in_output),

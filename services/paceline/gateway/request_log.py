@@ -30,11 +30,13 @@ _METHODS = _LOOKING | {"POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT"}
 
 class RequestLog:
     """`outcome`: what ended the request, where it was no answer of ours; `key`: the API key's
-    name. Times are seconds of one monotonic clock."""
+    name; `is_answered`: the client has all of its answer, whatever is still to be tidied up. Times
+    are seconds of one monotonic clock."""
 
     def __init__(self, ids: RequestIds, began_s: float) -> None:
         self.ids = ids
         self.outcome = ""
+        self.is_answered = False
         self.key = ""
         self.model = ""
         self._began_s = began_s

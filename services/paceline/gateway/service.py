@@ -4,7 +4,7 @@ Owns every generation that it starts: whatever ends it (text, stop string, clien
 error), the target's stream is closed, and the target is told when it could not know by itself.
 A target that is lost before it sent anything is replaced by another try, under another name: but
 no request may be in the pass that breaks a target more than twice.
-Knows no request body's fields, no route and no Ray.
+Of a body it knows the model and how many prompts and choices there are. Knows no route and no Ray.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from paceline.gateway.targets import (
     next_delta,
 )
 from paceline.generation import GenerateRequest
+from paceline.metrics.gateway_catalog import MAX_CONCURRENT
 
 __all__ = ["GatewayService", "ServedModel", "TargetClient", "TargetStream"]
 
@@ -84,7 +85,9 @@ class GatewayService:
         # Choices and aborts under way: each choice of each prompt counts, as it does at a target.
         # Nothing enters beyond config.max_concurrent_requests. Invariant: <= that many times
         # 3, as a choice has one abort at most and so has a prompt.
-        self.room = Places(config.max_concurrent_requests, "{num} requests are in progress")
+        self.room = Places(
+            config.max_concurrent_requests, "{num} requests are in progress", MAX_CONCURRENT
+        )
         self.metrics.num_in_progress = lambda: self.room.num_taken
         self._aborts: set[asyncio.Task[None]] = set()
         self.audit = Auditor(

@@ -16,10 +16,11 @@ from paceline.gateway.assembler import total
 from paceline.gateway.plan import Endpoint, Plan
 from paceline.gateway.trace import Trace
 from paceline.tracing.context import is_sampled
-from paceline.tracing.spans import Attribute, Span, Tracer
+from paceline.tracing.spans import Attribute, Span, Tracer, int_attribute
 
+# What ended a request that no error of ours did, as its `error.type`.
+CLIENT_DISCONNECTED, CANCELLED = "client_disconnected", "cancelled"
 OPERATIONS = {Endpoint.CHAT: "chat", Endpoint.COMPLETIONS: "text_completion"}
-MAX_INT_ATTRIBUTE = 2**63 - 1
 
 
 class GatewayTracer:
@@ -74,8 +75,8 @@ class RequestSpan:
         if self._first_s is None:
             self._first_s = now_s
 
-    def end(self, now_s: float, error: RequestError | None = None, has_left: bool = False) -> None:
-        """`has_left`: the client has, before the answer's end."""
+    def end(self, now_s: float, error: RequestError | None = None, gone: str = "") -> None:
+        """`gone`: CLIENT_DISCONNECTED or CANCELLED, before the answer's end."""
         tracer = self._tracer
         if tracer is None:
             return
@@ -85,8 +86,8 @@ class RequestSpan:
         if not (self._own.is_sampled or (slow_s and (failed or is_slow))):
             return
         attributes = self._attributes()
-        if has_left:
-            attributes["error.type"] = "client_disconnected"
+        if gone:
+            attributes["error.type"] = gone
         elif error is not None:
             attributes["error.type"] = error.code or str(error.status)
             attributes["http.response.status_code"] = error.status
@@ -127,15 +128,13 @@ class RequestSpan:
 def _of_plan(plan: Plan) -> dict[str, Attribute]:
     request = plan.request
     sampling = request.sampling
-    seed = sampling.seed
     return {
         "gen_ai.request.model": plan.model,
         "gen_ai.request.max_tokens": request.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
-        # An attribute's integers are signed.
-        "gen_ai.request.seed": seed if seed <= MAX_INT_ATTRIBUTE else str(seed),
+        "gen_ai.request.seed": int_attribute(sampling.seed),
         "gen_ai.request.choice.count": plan.num_choices,
         "gen_ai.request.stream": plan.is_stream,
         "gen_ai.response.id": plan.answer_id,

@@ -22,10 +22,12 @@ REQUEST_S = (
 )  # fmt: skip
 
 VLLM, OURS = "vllm:", "paceline:"
-# The error codes that say that a named limit was reached here, and the limit. What a target's
-# limits refuse is counted there.
+MAX_CONCURRENT = "gateway.max_concurrent_requests"
+KEY_MAX_CONCURRENT = "gateway.api_keys.max_concurrent_requests"
+# The error codes that say that a named limit was reached here, and the limit, unless the error
+# itself names another. What a target's limits refuse is counted there.
 LIMIT_OF_CODE: dict[str, str] = {
-    "too_many_requests": "gateway.max_concurrent_requests",
+    "too_many_requests": MAX_CONCURRENT,
     "rate_limit_exceeded": "gateway.api_keys.max_requests_per_minute",
     "overloaded": "max_ongoing_requests",
     "body_too_large": "gateway.max_body_bytes",
@@ -33,6 +35,7 @@ LIMIT_OF_CODE: dict[str, str] = {
     "request_timeout": "gateway.request_timeout_s",
     "context_length_exceeded": "model.max_model_len",
 }
+GATEWAY_LIMITS = (*LIMIT_OF_CODE.values(), KEY_MAX_CONCURRENT, "model.num_kv_blocks")
 _MODEL = ("model_name",)
 
 _GATEWAY = Declare(Role.GATEWAY, "gateway: service")
@@ -48,7 +51,7 @@ LIMITS_HIT = _GATEWAY.counter(
     "Requests that a named limit of the gateway refused.",
     "requests",
     labels=("limit",),
-    values=tuple(LIMIT_OF_CODE.values()),
+    values=GATEWAY_LIMITS,
 )
 RETRIES = _GATEWAY.counter(
     "request_retries", "Tries after a target was lost or full.", "requests", labels=_MODEL

@@ -112,6 +112,7 @@ class Intake:
                 f" {info.num_blocks * info.block_size}",
                 "max_tokens",
                 "context_length_exceeded",
+                limit="model.num_kv_blocks",
             )
         num_places = self._target.max_num_seqs + self._target.max_queued_seqs
         if not 1 <= request.n <= num_places:

@@ -1,6 +1,7 @@
 """The line that every try of a request leaves in its target's log: which replica did what of it.
 
-Joined to the gateway's line by the trace id, or by the HTTP request's. Has no token in it.
+Joined to the gateway's line by the trace id, the HTTP request's or the answer's (`completion_id`);
+`generation_id` tells an answer's prompts, tries and audits apart. Has no token in it.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ class _GenerationLog:
         if not logger.isEnabledFor(logging.INFO):
             return
         request, first_s = self._request, self._first_s
-        ids = RequestIds(request.http_request_id, request.trace_id, request.request_id)
+        answer_id = request.answer_id or request.request_id
+        ids = RequestIds(request.http_request_id, request.trace_id, answer_id)
         fields = {
+            "generation_id": request.request_id,
             "outcome": self.outcome,
             "total_ms": _ms(now_s - self._began_s),
             "first_round_ms": None if first_s is None else _ms(first_s - self._began_s),

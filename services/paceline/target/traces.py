@@ -7,6 +7,7 @@ drafts' part, too, from what their messages said.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -19,12 +20,11 @@ from paceline.round_times import Stage, segments
 from paceline.target.intake import living_outputs
 from paceline.target.round_clock import PassRecord, PassTimes, RoundRecord
 from paceline.tracing.context import TraceContext, child_id
-from paceline.tracing.spans import Attribute, Span, Tracer
+from paceline.tracing.spans import Attribute, Span, Tracer, int_attribute
 
 # Rounds of an untraced choice that are kept, the last ones.
 MAX_KEPT_ROUNDS = 256
 MAX_PASS_LINKS = 32
-MAX_INT_ATTRIBUTE = 2**63 - 1
 
 Attributes = dict[str, Attribute]
 
@@ -142,9 +142,12 @@ class RequestTrace:
         self._tracer = tracer
         self._begin_us = now_us
         self._is_sampled = context.is_sampled
-        attempt = 0 if request.resumption is None else request.resumption.attempt
+        # Other prompts' and earlier tries' sessions have the same parent: the request's id, which
+        # they do not share, tells them apart.
+        digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
+        first_id = context.span_id ^ int.from_bytes(digest)
         self.choices = {
-            choice: ChoiceTrace(tracer, context, request, choice, attempt, now_us)
+            choice: ChoiceTrace(tracer, context, request, choice, first_id, now_us)
             for choice in living_outputs(request)
         }
 
@@ -168,15 +171,14 @@ class ChoiceTrace:
         context: TraceContext,
         request: GenerateRequest,
         choice: int,
-        attempt: int,
+        first_id: int,
         now_us: int,
     ) -> None:
         self._tracer = tracer
         self._parent = context
         self._request = request
-        self._choice = choice
-        # Another target has used the ids of the tries before.
-        self._span_id = child_id(context.span_id, attempt << 32 | choice)
+        self._choice = request.first_choice + choice
+        self._span_id = child_id(first_id, self._choice)
         self._trace_bytes = context.trace_id.to_bytes(16, "big")
         self._begin_us = now_us
         self._end_us = 0
@@ -218,13 +220,12 @@ class ChoiceTrace:
         if not self._finish_reason:
             self._emit_open_round(now_us)
         sampling = self._request.sampling
-        seed = sampling.seed
         attributes: Attributes = {
             "gen_ai.request.max_tokens": self._request.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,
-            "gen_ai.request.seed": seed if seed <= MAX_INT_ATTRIBUTE else str(seed),
+            "gen_ai.request.seed": int_attribute(sampling.seed),
             "gen_ai.usage.output_tokens": self._num_tokens,
             "paceline.request_id": self._request.request_id,
             "paceline.choice": self._choice,

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Attribute = str | bool | int | float | tuple[str, ...]
+# OTLP's integers are signed.
+MAX_INT_ATTRIBUTE = 2**63 - 1
+
+
+def int_attribute(number: int) -> int | str:
+    """As text where it is too large for an attribute's integer."""
+    return number if number <= MAX_INT_ATTRIBUTE else str(number)
 
 
 # Up to a dozen of them for every round: not frozen only because that makes them slower to build.

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.errors import OverloadedError, RequestError
+from paceline.config import ApiKeyConfig
+from paceline.errors import ContextLengthError, OverloadedError, RequestError
 from paceline.gateway.api import build_api
 from paceline.gateway.metrics_page import METRICS_TIMEOUT_S, MetricsPage
-from paceline.metrics import fleet_catalog, target_catalog
+from paceline.metrics import fleet_catalog, gateway_catalog, target_catalog
 from paceline.metrics.metric import Role
 from paceline.metrics.snapshot import Snapshot
 
@@ -118,3 +120,52 @@ async def test_retries_and_limits(serve: Callable[..., Any], round_of: Any) -> N
     limit = "paceline_gateway_limits_hit_total"
     assert value(found, limit, limit="max_ongoing_requests", replica="g") == 1
     assert value(found, limit, limit="gateway.max_body_bytes", replica="g") == 0
+
+
+async def test_each_limit_counts_under_its_own_name(make_harness: Any, round_of: Any) -> None:
+    """Of one error code for several limits, too."""
+    key = ApiKeyConfig(name="a", sha256=sha256(b"secret").hexdigest(), max_concurrent_requests=2)
+    harness = make_harness(api_keys=(key,), max_concurrent_requests=3)
+    bearer = {"authorization": "Bearer secret"}
+    body = {"model": "toy", "prompt": "hi", "max_tokens": 20}
+
+    async def refusal(status: int) -> tuple[str, dict[str, float]]:
+        answer = await harness.post("/v1/completions", body, headers=bearer)
+        assert answer.status_code == status
+        snapshot = harness.service.metrics.snapshot()
+        counts = {
+            labels[0]: value
+            for metric, labels, value in snapshot
+            if metric is gateway_catalog.LIMITS_HIT and value
+        }
+        return answer.json()["error"]["code"], counts
+
+    gate = asyncio.Event()
+    harness.targets.script = [gate, round_of("x", "length")]
+    running = [harness.begin("/v1/completions", body, headers=bearer) for _ in range(2)]
+    for _ in running:
+        await harness.targets.begun.get()
+    of_key = {"gateway.api_keys.max_concurrent_requests": 1}
+    assert await refusal(429) == ("too_many_requests", of_key)
+    gate.set()
+    await asyncio.gather(*(exchange.task for exchange in running))
+    with harness.service.room.take(3):
+        of_both = of_key | {"gateway.max_concurrent_requests": 1}
+        assert await refusal(429) == ("too_many_requests", of_both)
+    code = "context_length_exceeded"
+    harness.targets.script = [
+        ContextLengthError("too long", "max_tokens", code, limit="model.num_kv_blocks")
+    ]
+    assert await refusal(400) == (code, of_both | {"model.num_kv_blocks": 1})
+
+
+async def test_what_only_asking_tells_is_only_where_somebody_asks(
+    serve: Callable[..., Any],
+) -> None:
+    """Ray's endpoint gets the snapshot of a process by itself: no answer there can grow old."""
+    harness = serve()
+    page = MetricsPage(harness.service.metrics, "g", {"toy": FakeController(told())})
+    assert gateway_catalog.CONTROLLER_UP not in page.snapshot()
+    await page.render()
+    assert gateway_catalog.CONTROLLER_UP not in page.snapshot()
+    assert gateway_catalog.IN_PROGRESS in page.snapshot()

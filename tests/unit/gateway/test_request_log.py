@@ -101,6 +101,16 @@ async def test_an_error_amid_a_stream(make_harness: Any, round_of: RoundOf, line
     assert (line["completion_tokens"], line["finish_reasons"]) == (1, [])
 
 
+async def test_an_error_without_a_code_amid_a_stream(
+    harness: Any, round_of: RoundOf, lines: Lines
+) -> None:
+    """The target breaks its contract: a round of a choice that it has ended."""
+    harness.targets.script = [round_of("x", "length", choice=0), round_of("y", choice=0)]
+    await harness.complete(stream=True, n=2)
+    (line,) = lines.of_requests()
+    assert (line["outcome"], line["status"]) == ("http_500", 200)
+
+
 async def test_refusals(make_harness: Any, lines: Lines) -> None:
     """Each once, and no more of a model than the name of one that is served."""
     harness = make_harness(max_concurrent_requests=1, max_tokens=30)
@@ -135,6 +145,24 @@ async def test_a_client_that_leaves(
     assert line["outcome"] == "client_left"
     assert (line["completion_tokens"], line["rounds"]) == (num_rounds, num_rounds)
     assert (line["ttft_ms"] is None) == (num_rounds == 0)
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_whoever_has_the_whole_stream_may_go(
+    has_left: bool, harness: Any, round_of: RoundOf, lines: Lines
+) -> None:
+    """`[DONE]` is sent, but the target's stream not yet followed to its end."""
+    harness.targets.script = [round_of("x", "length"), asyncio.Event()]
+    exchange = harness.begin(TEXT, BODY | {"stream": True})
+    await (await harness.targets.begun.get()).is_waiting.wait()
+    assert exchange.body.endswith(b"data: [DONE]\n\n")
+    if has_left:
+        exchange.leave.set()
+    else:
+        exchange.task.cancel()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    (line,) = lines.parsed()
+    assert (line["outcome"], line["status"]) == ("ok", 200)
 
 
 async def test_a_server_that_cancels(harness: Any, lines: Lines) -> None:

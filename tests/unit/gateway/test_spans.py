@@ -114,6 +114,35 @@ async def test_a_client_that_leaves(harness: Any, spans: Spans, round_of: RoundO
     assert span.attributes["gen_ai.usage.output_tokens"] == 3
 
 
+async def test_a_server_that_cancels(harness: Any, spans: Spans, round_of: RoundOf) -> None:
+    trace_into(spans, harness).targets.script = [round_of("abc"), asyncio.Event()]
+    exchange = harness.begin(TEXT, {"model": "toy", "prompt": "hi", "max_tokens": 9})
+    await (await harness.targets.begun.get()).is_waiting.wait()
+    exchange.task.cancel()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    (span,) = spans
+    assert (span.error, span.attributes["error.type"]) == ("", "cancelled")
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+async def test_whoever_has_the_whole_stream_may_go(
+    harness: Any, spans: Spans, round_of: RoundOf, has_left: bool
+) -> None:
+    trace_into(spans, harness).targets.script = [round_of("abc", "length"), asyncio.Event()]
+    body = {"model": "toy", "prompt": "hi", "max_tokens": 3, "stream": True}
+    exchange = harness.begin(TEXT, body)
+    await (await harness.targets.begun.get()).is_waiting.wait()
+    assert exchange.body.endswith(b"data: [DONE]\n\n")
+    if has_left:
+        exchange.leave.set()
+    else:
+        exchange.task.cancel()
+    await asyncio.gather(exchange.task, return_exceptions=True)
+    (span,) = spans
+    assert "error.type" not in span.attributes
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("length",)
+
+
 BROKEN = RequestError("gone", None, "engine_broken", 503)
 
 

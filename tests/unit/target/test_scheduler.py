@@ -243,6 +243,8 @@ class TestAdmission:
         assert "need 65 tokens of KV cache; this deployment holds 64" in str(caught.value)
         assert (caught.value.status, caught.value.param) == (400, "max_tokens")
         assert caught.value.code == "context_length_exceeded"
+        # Not the model's limit, which has the same code.
+        assert caught.value.limit == "model.num_kv_blocks"
 
     def test_queue_overflow(self, make_rig):
         rig = make_rig(target={"max_num_seqs": 1, "max_queued_seqs": 2})

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -212,15 +213,24 @@ def test_a_pass_is_one_span_for_all_rounds_in_it(spans):
 
 
 def test_another_try_has_spans_of_its_own(spans):
-    """The gateway's span is the parent of both tries, on two targets."""
+    """The gateway's span is the parent of all tries, each on another target under another name:
+    of one that brought nothing, and of one that brought a token."""
     tracer = tracer_of(spans)
     first = tracer.begin(request(), 0)
-    again = tracer.begin(request(resumption=Resumption(1, ((7,),))), 0)
+    unbegun = tracer.begin(replace(request(), request_id="r~1"), 0)
+    resumed = request(resumption=Resumption(2, ((7,),)))
+    again = tracer.begin(replace(resumed, request_id="r~2"), 0)
     choices = tracer.begin(request(n=3), 0).choices
-    contexts = [trace.choices[0].context(1) for trace in (first, again)]
+    contexts = [trace.choices[0].context(1) for trace in (first, unbegun, again)]
     contexts += [choices[index].context(1) for index in (1, 2)]
-    assert len(set(contexts)) == 4
+    assert len(set(contexts)) == 5
     assert choices[0].context(1) == contexts[0]
+
+
+def test_a_prompts_choices_are_the_answers(spans):
+    trace = tracer_of(spans).begin(request(n=2, first_choice=6), 0)
+    trace.end(1, None)
+    assert [span.attributes["paceline.choice"] for span in spans.named("session")] == [6, 7]
 
 
 def test_only_choices_that_run_are_told(spans):
