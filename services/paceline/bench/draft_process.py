@@ -72,7 +72,8 @@ class DraftProcess:
         if self._driver is None or self._engine is None:
             return {}
         engine = self._engine.stats()
-        return asdict(self._driver.table.stats) | {
+        counts = asdict(self._driver.table.stats).items()
+        return {name: value for name, value in counts if isinstance(value, int)} | {
             "busy_s": self._engine.busy_s,
             "num_late": self._engine.num_late,
             "num_passes": engine.num_passes,

@@ -32,7 +32,6 @@ from paceline.errors import RequestError
 from paceline.generation import GenerateRequest
 from paceline.sampling.params import SamplingParams
 from paceline.target.driver import TargetDriver
-from paceline.target.stats import SchedulerStats
 from paceline.tracing.context import MASK_64, is_sampled
 from paceline.tracing.process import ProcessTracer, open_tracer
 
@@ -128,14 +127,13 @@ class _Mark:
     at_s: float
     busy_s: float
     num_late: int
-    stats: SchedulerStats
+    stats: dict[str, int]
     draft: dict[str, float]
 
     def until(self, end: _Mark) -> Measurement:
         wall_s, busy_s = end.at_s - self.at_s, end.busy_s - self.busy_s
         draft = {f"draft_{name}": end.draft[name] - self.draft[name] for name in end.draft}
-        before, after = asdict(self.stats), asdict(end.stats)
-        counts = {name: float(after[name] - before[name]) for name in after} | draft
+        counts = {name: float(end.stats[name] - self.stats[name]) for name in end.stats} | draft
         num_passes = max(1.0, counts["num_passes"])
         return Measurement(
             tokens_per_s=counts["num_committed_tokens"] / wall_s,
@@ -218,7 +216,7 @@ class Service:
             self._next_pass.set_result(self._mark())
 
     def _mark(self) -> _Mark:
-        stats = SchedulerStats(**asdict(self.driver.scheduler.stats))
+        stats = self.driver.scheduler.stats.numbers()
         return _Mark(time.perf_counter(), self._engine.busy_s, self._engine.num_late, stats, {})
 
     async def _at_pass_end(self) -> _Mark:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from paceline.metrics.buckets import Buckets
 from paceline.metrics.target_catalog import (
@@ -51,6 +51,11 @@ class SchedulerStats:
     pass_s: Buckets = field(default_factory=lambda: Buckets(PASS_S_BUCKETS))
     pass_rows: Buckets = field(default_factory=lambda: Buckets(ROW_BUCKETS))
     queue_s: Buckets = field(default_factory=lambda: Buckets(QUEUE_S_BUCKETS))
+
+    def numbers(self) -> dict[str, int]:
+        """The plain counts as of now, without histograms."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in values if isinstance(value, int)}
 
     def end_pass(self, record: PassRecord) -> None:
         pass_us = record.ended_us - record.started_us

@@ -80,6 +80,7 @@ async def test_everything_at_once(harness: Any, score: RoundOf) -> None:
         num_logprobs=2,
         traceparent=request.traceparent,  # new in every request
         http_request_id=request.http_request_id,
+        answer_id="cmpl-0",
     )  # fmt: skip
 
 
