@@ -64,17 +64,18 @@ class Arrival:
 
     @staticmethod
     def of(draft: DraftTokens, now_us: int, offset_us: int | None, told_us: int = 0) -> Arrival:
-        """`offset_us` is the draft's clock minus ours; None while nobody knows."""
+        """`offset_us` is the draft's clock minus ours; None while nobody knows. What is known is
+        never 0, whatever the draft says."""
         if offset_us is None or not draft.sent_us:
             return Arrival(now_us)
-        sent_us = min(now_us, draft.sent_us - offset_us)
+        sent_us = max(1, min(now_us, draft.sent_us - offset_us))
         if not draft.began_us:
             return Arrival(now_us, sent_us)
-        began_us = min(sent_us, draft.began_us - offset_us)
+        began_us = max(1, min(sent_us, draft.began_us - offset_us))
         ended_us = min(sent_us, began_us + draft.draft_us)
         if not draft.received_us:
             return Arrival(now_us, sent_us, began_us, ended_us)
-        received_us = min(began_us, draft.received_us - offset_us)
+        received_us = max(1, min(began_us, draft.received_us - offset_us))
         return Arrival(now_us, sent_us, began_us, ended_us, received_us, told_us)
 
     def intervals(self) -> list[Interval]:
