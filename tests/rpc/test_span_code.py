@@ -122,13 +122,13 @@ async def test_a_bug_in_span_code_ends_neither_loop(caplog: pytest.LogCaptureFix
     assert len(lines) == 2  # one of each process's
 
 
-async def test_a_bug_at_a_requests_begin_or_end_is_not_the_requests(
+async def test_a_bug_at_a_requests_or_rounds_begin_or_end_is_not_the_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    for place in ("TargetTracer.begin", "RequestTrace.end"):
+    for place in ("TargetTracer.begin", "RequestTrace.end", "RoundFacts.of"):
         async with traced(Spans()) as target:
             with monkeypatch.context() as patch:
                 patch.setattr(f"paceline.target.traces.{place}", broken)

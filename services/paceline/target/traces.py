@@ -21,6 +21,7 @@ from paceline.round_times import Stage, segments
 from paceline.target.intake import living_outputs
 from paceline.target.round_clock import PassRecord, PassTimes, RoundRecord
 from paceline.tracing.context import TraceContext, child_id
+from paceline.tracing.guard import SpanGuard
 from paceline.tracing.spans import Attribute, Span, Tracer
 
 # Rounds of an untraced choice that are kept, the last ones.
@@ -80,6 +81,7 @@ class TargetTracer:
         self.tracer = tracer
         self.replica_id = replica_id
         self.slow_us = int(slow_request_s * 1e6)
+        self.guard = SpanGuard()
         self._random_bits = random_bits
         self._open_passes: list[_PassSpan] = []
         # What makes spans: at the next flush, as much as passes end; and of untraced requests,
@@ -213,8 +215,11 @@ class ChoiceTrace:
         return self._trace_bytes + child_id(self._span_id, round).to_bytes(8, "big") + b"\x01"
 
     def end_round(self, record: RoundRecord, delta: RoundDelta) -> None:
-        if self._is_over:
-            return  # it was aborted in this round
+        if not self._is_over:  # else it was aborted in this round
+            with self._tracer.guard:
+                self._end_round(record, delta)
+
+    def _end_round(self, record: RoundRecord, delta: RoundDelta) -> None:
         self._num_rounds += 1
         self._round_us = record.end_us
         self._num_tokens += len(delta.token_ids)
