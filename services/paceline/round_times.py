@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 
@@ -52,43 +53,36 @@ def partition(begin: int, end: int, intervals: Iterable[Interval]) -> RoundTimes
     """How long a round over [begin, end) was in each stage. Intervals may overlap each other, stick
     out of the round, be empty or run backwards (then they count for nothing)."""
     times = [0] * len(Stage)
-    wall = left = max(0, end - begin)
-    free = [(begin, end)]
-    for stage, starts, ends in sorted(intervals):
-        if not left:
-            break
-        if stage is Stage.WINDOW:
-            continue
-        taken = _take(free, starts, ends)
-        times[stage] += taken
-        left -= taken
-    times[Stage.WINDOW] = left
-    return RoundTimes(wall, *times)
+    for stage, starts, ends in segments(begin, end, intervals):
+        times[stage] += ends - starts
+    return RoundTimes(max(0, end - begin), *times)
 
 
 def segments(begin: int, end: int, intervals: Iterable[Interval]) -> list[Interval]:
-    """The same as a line: adjoining intervals from `begin` to `end`, in order, none empty."""
-    free = [(begin, end)] if end > begin else []
+    """The same as a line: adjoining intervals from `begin` to `end`, in order, none empty.
+
+    One sweep over them, since whoever sends much must not make us compute long.
+    """
+    coming = [each for each in intervals if each[1] < each[2] and each[0] != Stage.WINDOW]
+    coming.sort(key=_start, reverse=True)
+    nothing = (Stage.WINDOW, begin, end)
+    here: list[Interval] = []  # a heap: what has begun, the winner first
     line: list[Interval] = []
-    for stage, starts, ends in sorted(intervals):
-        if stage is Stage.WINDOW:
-            continue
-        pieces = [(max(a, starts), min(b, ends)) for a, b in free]
-        line += [(stage, a, b) for a, b in pieces if a < b]
-        _take(free, starts, ends)
-    line += [(Stage.WINDOW, a, b) for a, b in free]
-    line.sort(key=lambda piece: piece[1])
+    last, moment = None, begin
+    while moment < end:
+        while coming and coming[-1][1] <= moment:
+            heappush(here, coming.pop())
+        while here and here[0][2] <= moment:
+            heappop(here)
+        winner = here[0] if here else nothing
+        until = min(end, winner[2])
+        if coming:
+            until = min(until, coming[-1][1])
+        began = line.pop()[1] if winner is last else moment
+        line.append((winner[0], began, until))
+        last, moment = winner, until
     return line
 
 
-def _take(free: list[tuple[int, int]], starts: int, ends: int) -> int:
-    """Remove [starts, ends) from the free pieces; returns how much of it was free."""
-    taken = 0
-    for index in range(len(free) - 1, -1, -1):
-        a, b = free[index]
-        if starts >= b or ends <= a or starts >= ends:
-            continue
-        low, high = max(a, starts), min(b, ends)
-        taken += high - low
-        free[index : index + 1] = [piece for piece in ((a, low), (high, b)) if piece[0] < piece[1]]
-    return taken
+def _start(interval: Interval) -> int:
+    return interval[1]

@@ -49,6 +49,59 @@ def test_segments_tile_the_round_with_the_same_sums(begin, end, parts):
         assert sum(b - a for s, a, b in line if s is stage) == times[1 + stage]
 
 
+def piece_by_piece(begin, end, parts):
+    """The line by definition: each in its turn takes what is free of it."""
+    free = [(begin, end)] if end > begin else []
+    line = []
+    for stage, a, b in sorted(part for part in parts if part[0] is not Stage.WINDOW):
+        taken = [(max(low, a), min(high, b)) for low, high in free]
+        taken = [(low, high) for low, high in taken if low < high]
+        line += [(stage, low, high) for low, high in taken]
+        for low, high in taken:
+            (old,) = [piece for piece in free if piece[0] <= low and high <= piece[1]]
+            free.remove(old)
+            free += [piece for piece in ((old[0], low), (high, old[1])) if piece[0] < piece[1]]
+    line += [(Stage.WINDOW, low, high) for low, high in free]
+    return sorted(line, key=lambda piece: piece[1])
+
+
+@given(moments, moments, intervals)
+def test_the_sweep_finds_the_same_pieces(begin, end, parts):
+    assert segments(begin, end, parts) == piece_by_piece(begin, end, parts)
+
+
+class Counted(int):
+    """A moment that counts how often it is looked at."""
+
+    looks = 0
+
+    def __lt__(self, other):
+        Counted.looks += 1
+        return int(self) < int(other)
+
+    def __le__(self, other):
+        Counted.looks += 1
+        return int(self) <= int(other)
+
+    def __gt__(self, other):
+        Counted.looks += 1
+        return int(self) > int(other)
+
+
+def test_twice_as_many_intervals_are_not_four_times_the_work():
+    looks = []
+    for number in (500, 1_000):
+        parts = [
+            (stage, Counted(10 * i + stage), Counted(10 * i + 9))
+            for i in range(number)
+            for stage in (Stage.WIRE_OUT, Stage.DRAFT)
+        ]
+        Counted.looks = 0
+        assert len(segments(0, 10 * number, parts)) > number
+        looks.append(Counted.looks)
+    assert looks[1] < 2.5 * looks[0]
+
+
 def test_a_round_as_it_usually_is():
     parts = [
         (Stage.WIRE_BACK, 0, 10),

@@ -31,6 +31,7 @@ from paceline.rpc.client import dial
 from paceline.rpc.errors import HandshakeRefused, StreamLost
 from paceline.rpc.stream import DraftStream
 from paceline.rpc.tls import check_draft_tls
+from paceline.tracing.guard import SpanGuard
 from paceline.tracing.spans import Tracer
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class DraftDriver:
             modes=SUPPORTED_MODES,
         )
         self._tracer = None if tracer is None else DraftTracer(tracer, replica_id)
+        self._guard = SpanGuard()
         self._streams: dict[int, DraftStream] = {}
         self._links: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # cancelled links that still say Bye
@@ -174,7 +176,8 @@ class DraftDriver:
                     for answer in self.table.receive(link_id, message, now_us):
                         stream.send(answer)
                     if self._tracer is not None and isinstance(message, Verdict):
-                        self._tracer.receive(link_id, message, now_us)
+                        with self._guard:
+                            self._tracer.receive(link_id, message, now_us)
                 self._check_left()
                 self._loop.wake()
         finally:
@@ -239,4 +242,5 @@ class DraftDriver:
             for draft in drafts:
                 self._send(link_id, draft)
         if self._tracer is not None:  # the proposals are on their way
-            self._tracer.end_pass(items, done.started_us, done.ended_us)
+            with self._guard:
+                self._tracer.end_pass(items, done.started_us, done.ended_us)

@@ -149,8 +149,6 @@ class DraftSession:
         cached_len = check_result(work, result)
         self._check_law(result)
         self._working = None
-        self._draft_us += draft_us
-        self._received_us = self._received_us or work.received_us
         same_context = self._holds(work.end, work.context_hash)
         if same_context:
             self.num_computed = cached_len
@@ -158,7 +156,9 @@ class DraftSession:
             fed = work.token_ids[: cached_len - work.start]
             self.num_computed += self.log.common_len(work.start, fed)
         wanted = same_context and len(self.log) == work.end and not self._is_draw_void
-        if wanted:
+        if wanted:  # what was in vain dates nothing: a verdict that came later does
+            self._draft_us += draft_us
+            self._received_us = self._received_us or work.received_us
             self._began_us = self._began_us or began_us
         if result.token_id is None or not wanted or work.end >= self.limit_position:
             return False

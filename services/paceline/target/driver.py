@@ -27,7 +27,8 @@ from paceline.target.intake import living_outputs
 from paceline.target.round_clock import NO_TRACES
 from paceline.target.scheduler import Hold, PassPlan, Scheduler
 from paceline.target.sequence import PassTimes
-from paceline.target.traces import TargetTracer
+from paceline.target.traces import RequestTrace, TargetTracer
+from paceline.tracing.guard import SpanGuard
 from paceline.tracing.spans import Tracer
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class TargetDriver:
         self._tracer: TargetTracer | None = None
         if tracer is not None:
             self._tracer = TargetTracer(tracer, replica_id, config.tracing.slow_request_s)
+        self._guard = SpanGuard()
         self._alive_interval_s = config.target.alive_interval_s
         self._requests: dict[str, _Answers] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}  # of requests that are to come
@@ -93,6 +95,7 @@ class TargetDriver:
         """End all streams and the pass loop; requests in progress get an error."""
         await self.server.stop(grace_s)
         await self._loop.stop()
+        self._flush_spans()
         self.worker.close()
 
     async def __aenter__(self) -> TargetDriver:
@@ -126,7 +129,7 @@ class TargetDriver:
         if not self._loop.is_running:
             raise endings.target_lost()
         now_us = monotonic_us()
-        trace = None if self._tracer is None else self._tracer.begin(request, now_us)
+        trace = self._begin_trace(request, now_us)
         traces = NO_TRACES if trace is None else trace.choices
         first_session_id = self.scheduler.add(request, now_us, has_grammar, traces)
         answers = _Answers(first_session_id, set(living_outputs(request)))
@@ -160,7 +163,20 @@ class TargetDriver:
                 if self.scheduler.abort(session_id):
                     self._loop.wake()
             if trace is not None:
-                trace.end(monotonic_us(), failure)
+                self._end_trace(trace, failure)
+
+    def _begin_trace(self, request: GenerateRequest, now_us: int) -> RequestTrace | None:
+        with self._guard:
+            return None if self._tracer is None else self._tracer.begin(request, now_us)
+        return None
+
+    def _end_trace(self, trace: RequestTrace, failure: RequestError | None) -> None:
+        with self._guard:
+            trace.end(monotonic_us(), failure)
+        if self._loop.is_running:
+            self._loop.wake()  # it makes the spans
+        else:
+            self._flush_spans()
 
     async def _check(self, request: GenerateRequest) -> AsyncGenerator[None, None]:
         """In a thread, since a grammar may take seconds; an item as often as a sign of life is due.
@@ -227,6 +243,8 @@ class TargetDriver:
             self._deliver()
             await self._run_released()
             until_us = plan.until_us
+            if self._tracer is not None and self._tracer.has_waiting:
+                until_us = 0  # go on with spans, but let others have their turn
             await self._loop.wait(
                 None if until_us is None else max(0, until_us - monotonic_us()) / 1e6
             )
@@ -288,8 +306,18 @@ class TargetDriver:
             if answers is not None:
                 answers.queue.put_nowait(delta)
         self._flush()
-        if self._tracer is not None:
-            self._tracer.flush()
+        self._flush_spans()
+
+    def _flush_spans(self) -> None:
+        """Some of what waits to become spans; when passes have ended, all, which is bounded."""
+        tracer = self._tracer
+        if tracer is None:
+            return
+        with self._guard:
+            tracer.flush()
+        while tracer.has_waiting and not self._loop.is_running:
+            with self._guard:
+                tracer.flush()
 
     # -- drafts -----------------------------------------------------------------------------
 

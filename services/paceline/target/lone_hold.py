@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.protocol.link import LinkState
 from paceline.protocol.lone_wait import LonePolicy, WindowOutlook
 from paceline.target.sequence import Sequence
@@ -33,3 +35,10 @@ def lone_hold(sequence: Sequence, policy: LonePolicy, now_us: int) -> int | None
         return None
     sequence.hold_until_us, sequence.hold_have = until_us, have
     return until_us
+
+
+def end_holds(running: Iterable[Sequence], now_us: int) -> None:
+    """A pass begins: whoever was held, until now or until somebody else came, is ready only now."""
+    for sequence in running:
+        if sequence.hold_until_us:
+            sequence.clock.ready_us, sequence.hold_until_us = now_us, 0

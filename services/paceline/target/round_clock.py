@@ -17,8 +17,9 @@ from paceline.protocol.messages import DraftTokens
 from paceline.protocol.target_session import TargetSession
 from paceline.round_times import Interval, RoundTimes, Stage, partition
 
-# Messages of drafts, and passes, of one round whose times are kept; what is beyond is in `window`.
-MAX_ROUND_ARRIVALS = 256
+# Messages of drafts, and passes, of one round whose times are kept. Of more messages they
+# are the newest: in the partition, what only the older would explain is `window`.
+MAX_ROUND_ARRIVALS = 32
 MAX_ROUND_PASSES = 256
 
 
@@ -63,17 +64,18 @@ class Arrival:
 
     @staticmethod
     def of(draft: DraftTokens, now_us: int, offset_us: int | None, told_us: int = 0) -> Arrival:
-        """`offset_us` is the draft's clock minus ours; None while nobody knows."""
+        """`offset_us` is the draft's clock minus ours; None while nobody knows. What is known is
+        never 0, whatever the draft says."""
         if offset_us is None or not draft.sent_us:
             return Arrival(now_us)
-        sent_us = min(now_us, draft.sent_us - offset_us)
+        sent_us = max(1, min(now_us, draft.sent_us - offset_us))
         if not draft.began_us:
             return Arrival(now_us, sent_us)
-        began_us = min(sent_us, draft.began_us - offset_us)
+        began_us = max(1, min(sent_us, draft.began_us - offset_us))
         ended_us = min(sent_us, began_us + draft.draft_us)
         if not draft.received_us:
             return Arrival(now_us, sent_us, began_us, ended_us)
-        received_us = min(began_us, draft.received_us - offset_us)
+        received_us = max(1, min(began_us, draft.received_us - offset_us))
         return Arrival(now_us, sent_us, began_us, ended_us, received_us, told_us)
 
     def intervals(self) -> list[Interval]:
@@ -153,9 +155,10 @@ class RoundClock:
         self._told_round, self._told_us = round, now_us
 
     def arrive(self, draft: DraftTokens, now_us: int, offset_us: int | None) -> None:
-        if len(self._arrivals) < MAX_ROUND_ARRIVALS:
-            told_us = self._told_us if draft.last_round == self._told_round else 0
-            self._arrivals.append(Arrival.of(draft, now_us, offset_us, told_us))
+        if len(self._arrivals) == MAX_ROUND_ARRIVALS:
+            del self._arrivals[0]
+        told_us = self._told_us if draft.last_round == self._told_round else 0
+        self._arrivals.append(Arrival.of(draft, now_us, offset_us, told_us))
 
     def passed(self, record: PassRecord) -> None:
         """The sequence was in this pass; the round goes on unless `close` follows."""

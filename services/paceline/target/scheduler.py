@@ -19,7 +19,7 @@ from paceline.target import endings
 from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
-from paceline.target.lone_hold import lone_hold
+from paceline.target.lone_hold import end_holds, lone_hold
 from paceline.target.lookahead import lookahead_limits, num_unused, pass_record, was_foreseen
 from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
@@ -167,6 +167,7 @@ class Scheduler:
         if until_us is not None:
             return Hold(until_us)
         running = self.running_sequences()
+        end_holds(running, now_us)
         runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
         missing = [sequence for sequence in runnable if not sequence.is_decoding]
@@ -196,8 +197,6 @@ class Scheduler:
         was_held = bool(sequence.hold_until_us)
         until_us = lone_hold(sequence, self.policy.lone, now_us)
         self.stats.num_holds += until_us is not None and not was_held
-        if was_held and until_us is None:
-            sequence.clock.ready_us = now_us
         return until_us
 
     def _decode_entries(

@@ -2,7 +2,8 @@
 
 A sampled request's rounds become spans as they end. Of the others the last rounds are kept as they
 are, and become spans only if the request turns out slow or fails: then this target tells the
-drafts' part, too, from what their messages said.
+drafts' part, too, from what their messages said. Spans are made in `flush` alone, some at a time:
+whoever calls that also starts passes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from paceline.errors import RequestError
@@ -20,10 +22,14 @@ from paceline.round_times import Stage, segments
 from paceline.target.intake import living_outputs
 from paceline.target.round_clock import PassRecord, PassTimes, RoundRecord
 from paceline.tracing.context import TraceContext, child_id
+from paceline.tracing.guard import SpanGuard
 from paceline.tracing.spans import Attribute, Span, Tracer, int_attribute
 
 # Rounds of an untraced choice that are kept, the last ones.
-MAX_KEPT_ROUNDS = 256
+MAX_KEPT_ROUNDS = 64
+# Kept rounds of requests that are over, which wait to become spans; and how many do in one flush.
+MAX_WAITING_ROUNDS = 1024
+MAX_FLUSH_ROUNDS = 16
 MAX_PASS_LINKS = 32
 
 Attributes = dict[str, Attribute]
@@ -53,7 +59,8 @@ class RoundFacts(NamedTuple):
 
 @dataclass(slots=True)
 class _PassSpan:
-    """The span of a pass, in a trace of its own."""
+    """The span of a pass, in a trace of its own. Links are to rounds whose spans are made no later
+    than it: others, as that of a prompt's later part, link to the pass and not back."""
 
     trace_id: int
     span_id: int
@@ -74,9 +81,13 @@ class TargetTracer:
         self.tracer = tracer
         self.replica_id = replica_id
         self.slow_us = int(slow_request_s * 1e6)
+        self.guard = SpanGuard()
         self._random_bits = random_bits
         self._open_passes: list[_PassSpan] = []
-        self._ended: list[tuple[ChoiceTrace, RoundRecord, RoundFacts]] = []
+        # What makes spans: at the next flush, as much as passes end; and of untraced requests,
+        # which may be much at once, when there is time.
+        self._due: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
 
     def begin(self, request: GenerateRequest, now_us: int) -> RequestTrace | None:
         """None for a request that there will never be a span of."""
@@ -86,7 +97,7 @@ class TargetTracer:
         return RequestTrace(self, context, request, now_us)
 
     def pass_of(self, record: PassRecord, member: tuple[int, int]) -> tuple[int, int]:
-        """The ids of the pass's span, which is told that this round was in it."""
+        """The ids of the pass's span, which links to this round unless it is out already."""
         span = record.span
         if not isinstance(span, _PassSpan):
             span = _PassSpan(self._random_bits(128) or 1, self._random_bits(64) or 1, record)
@@ -96,15 +107,26 @@ class TargetTracer:
             span.links.append(member)
         return span.trace_id, span.span_id
 
-    def end_round(self, choice: ChoiceTrace, record: RoundRecord, facts: RoundFacts) -> None:
-        """A sampled one: told when there is time."""
-        self._ended.append((choice, record, facts))
+    def soon(self, make_spans: Callable[[], None]) -> None:
+        """Call it at the next flush."""
+        self._due.append(make_spans)
+
+    def reconstruct(self, rounds: Sequence[Callable[[], None]]) -> None:
+        """Call these in one of the next flushes: the last of them, if they are too many."""
+        room = MAX_WAITING_ROUNDS - len(self._waiting)
+        self._waiting += rounds[max(0, len(rounds) - room) :]
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is something to flush."""
+        return bool(self._due or self._waiting)
 
     def flush(self) -> None:
-        """Make spans of the rounds that have ended, and of the passes that they were in."""
-        ended, self._ended = self._ended, []
-        for choice, round_record, facts in ended:
-            choice.emit_round(round_record, facts, is_reconstructed=False)
+        """Make spans of what has ended since, of some kept rounds, and of their passes."""
+        while self._due:
+            self._due.popleft()()
+        for _ in range(min(MAX_FLUSH_ROUNDS, len(self._waiting))):
+            self._waiting.popleft()()
         passes, self._open_passes = self._open_passes, []
         for each in passes:
             record, times = each.record, each.record.times
@@ -156,10 +178,8 @@ class RequestTrace:
         is_slow = now_us - self._begin_us > self._tracer.slow_us
         if not (self._is_sampled or (self._tracer.slow_us and (failed or is_slow))):
             return
-        self._tracer.flush()  # its last rounds come before it
         for choice in self.choices.values():
             choice.end(now_us, error)
-        self._tracer.flush()
 
 
 class ChoiceTrace:
@@ -197,8 +217,11 @@ class ChoiceTrace:
         return self._trace_bytes + child_id(self._span_id, round).to_bytes(8, "big") + b"\x01"
 
     def end_round(self, record: RoundRecord, delta: RoundDelta) -> None:
-        if self._is_over:
-            return  # it was aborted in this round
+        if not self._is_over:  # else it was aborted in this round
+            with self._tracer.guard:
+                self._end_round(record, delta)
+
+    def _end_round(self, record: RoundRecord, delta: RoundDelta) -> None:
         self._num_rounds += 1
         self._round_us = record.end_us
         self._num_tokens += len(delta.token_ids)
@@ -207,16 +230,19 @@ class ChoiceTrace:
             self._end_us, self._finish_reason = record.end_us, delta.finish_reason
         facts = RoundFacts.of(delta)
         if self._parent.is_sampled:
-            self._tracer.end_round(self, record, facts)
+            self._tracer.soon(partial(self._emit_round, record, facts, is_reconstructed=False))
         else:
             self._kept.append((record, facts))
 
     def end(self, now_us: int, error: RequestError | None) -> None:
         """Nothing more will come of it."""
-        for record, facts in self._kept:
-            self.emit_round(record, facts, is_reconstructed=True)
+        emit = partial(self._emit_round, is_reconstructed=True)
+        self._tracer.reconstruct([partial(emit, record, facts) for record, facts in self._kept])
         self._kept.clear()
         self._is_over = True
+        self._tracer.soon(partial(self._emit_session, now_us, error))
+
+    def _emit_session(self, now_us: int, error: RequestError | None) -> None:
         if not self._finish_reason:
             self._emit_open_round(now_us)
         sampling = self._request.sampling
@@ -255,7 +281,9 @@ class ChoiceTrace:
         ids = (self._parent.trace_id, child_id(self._span_id, number), self._span_id)
         self._tracer.emit("round", ids, self._round_us, now_us, attributes)
 
-    def emit_round(self, record: RoundRecord, facts: RoundFacts, *, is_reconstructed: bool) -> None:
+    def _emit_round(
+        self, record: RoundRecord, facts: RoundFacts, *, is_reconstructed: bool
+    ) -> None:
         trace_id, round_id = self._parent.trace_id, child_id(self._span_id, facts.round)
         attributes: Attributes = {
             "paceline.round": facts.round,

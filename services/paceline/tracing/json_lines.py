@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from paceline.tracing.spans import Attribute, Span
@@ -101,6 +102,28 @@ def _joined(values: Iterable[str]) -> str:
 
 
 def _remove_oldest(folder: Path, service_name: str) -> None:
-    files = sorted(folder.glob(f"{service_name}-*.jsonl"), key=lambda file: file.stat().st_mtime)
-    for file in files[: max(0, len(files) + 1 - MAX_FILES)]:
-        file.unlink(missing_ok=True)
+    """Others may do the same meanwhile. Files of processes that live, so far as this host can
+    tell, stay, as do our own."""
+    dated: list[tuple[float, Path, int]] = []
+    for file in folder.glob(f"{service_name}-*.jsonl"):
+        name = file.name.removeprefix(f"{service_name}-").partition(".")[0]
+        if name.isdecimal():  # else it is of a service whose name begins like this one's
+            with suppress(FileNotFoundError):
+                dated.append((file.stat().st_mtime, file, int(name)))
+    num_over = len(dated) + 1 - MAX_FILES
+    for _, file, pid in sorted(dated):
+        if num_over <= 0:
+            break
+        if not _is_alive(pid):
+            file.unlink(missing_ok=True)
+            num_over -= 1
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # another user's
+    except (OverflowError, ProcessLookupError):
+        return False
+    return True

@@ -7,8 +7,7 @@ silence while a collector is down (one line a minute).
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from paceline.config import TracingConfig
+from paceline.tracing.guard import OnceInAWhile
 from paceline.tracing.json_lines import SCOPE, JsonLinesFile
 from paceline.tracing.spans import Span
 
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 EXPORT_DELAY_MS = 500
 MAX_BATCH_SPANS = 512
 EXPORT_TIMEOUT_S = 5.0
-LOG_INTERVAL_S = 60.0
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OK = Status()
@@ -38,28 +37,6 @@ _CHATTY_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
-
-
-class OnceInAWhile(logging.Filter):
-    """Lets a record pass when the last one that did is `interval_s` ago."""
-
-    def __init__(
-        self, interval_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__()
-        self._interval_s = interval_s
-        self._clock = clock
-        self._next_s = 0.0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self.is_due()
-
-    def is_due(self) -> bool:
-        now_s = self._clock()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._interval_s
-        return True
 
 
 class _Waiting(ReadableSpan):

@@ -36,6 +36,20 @@ def drafted(*proposals, sent=False, **kwargs):
     return session
 
 
+class TestTimes:
+    def test_work_in_vain_dates_nothing(self):
+        """The verdict before it is not the last one that what follows is to tell of."""
+        session = make()
+        session.receive_verdict(verdict(3, 10), 1_000)
+        session.begin_work(1000)
+        session.receive_verdict(verdict(4, 20, round=2), 2_000)
+        assert not session.end_work(WorkResult(11), draft_us=700, began_us=1_500)
+        session.begin_work(1000)
+        assert session.end_work(WorkResult(21), draft_us=30, began_us=2_100)
+        draft = session.take_draft()
+        assert (draft.received_us, draft.began_us, draft.draft_us) == (2_000, 2_100, 30)
+
+
 class TestWork:
     def test_first_the_prompt(self):
         session = make()

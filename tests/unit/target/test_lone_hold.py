@@ -163,6 +163,15 @@ class TestEndOfAHold:
         assert rig.scheduler.plan(5575) == Hold(5575 + 4375 + 200)
         assert rig.scheduler.stats.num_holds == 2
 
+    def test_until_somebody_else_came_it_was_no_queue(self, make_rig):
+        rig = lone(make_rig)
+        rig.scheduler.plan(500)
+        rig.now = 3_000
+        rig.add(PROMPT, 5)
+        rig.step()
+        last = rig.deltas[1][-1]
+        assert (last.window_ms, last.queue_ms) == (2.5, 0.0)
+
 
 class TestStartsAtOnce:
     def test_four_misses_in_a_row(self, make_rig):

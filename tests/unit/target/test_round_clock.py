@@ -1,8 +1,8 @@
 """The moments of a round: what belongs to it, and which stage each instant of it is in."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.protocol.messages import DraftTokens
@@ -41,6 +41,7 @@ def test_without_a_known_clock_or_moment_there_is_only_the_arrival():
     assert Arrival.of(replace(DRAFT, sent_us=0), 120, AHEAD_US, 40) == Arrival(120)
 
 
+@example(0, 1, 1, 0, 2)
 @given(*[st.integers(0, 2**53 - 1)] * 4, st.integers(-(2**53), 2**53))
 def test_no_lie_about_times_runs_backwards(draft_us, sent_us, began_us, received_us, offset_us):
     said = replace(
@@ -49,6 +50,7 @@ def test_no_lie_about_times_runs_backwards(draft_us, sent_us, began_us, received
     arrival = Arrival.of(said, 120, offset_us, 40)
     assert arrival.received_us <= arrival.began_us <= arrival.ended_us or not arrival.began_us
     assert arrival.ended_us <= arrival.sent_us <= arrival.arrived_us or not arrival.sent_us
+    assert min(astuple(arrival)) >= 0
 
 
 def test_stages_of_a_round_with_one_message():
@@ -116,3 +118,15 @@ def test_a_flood_of_messages_or_passes_is_bounded():
     record = clock.close(5_000)
     assert (len(record.arrivals), len(record.passes)) == (MAX_ROUND_ARRIVALS, MAX_ROUND_PASSES)
     assert record.passes[-1][1].times.started_us == 10 * (MAX_ROUND_PASSES + 8)
+    assert record.arrivals[-1].arrived_us == MAX_ROUND_ARRIVALS + 8
+
+
+def test_of_too_many_messages_the_oldest_are_in_the_window():
+    clock = clock_at(0)
+    for number in range(1, MAX_ROUND_ARRIVALS + 2):
+        clock.arrive(replace(DRAFT, sent_us=100 * number, began_us=0), 100 * number + 10, 0)
+    clock.ready_us = 5_000
+    clock.passed(PassRecord(PassTimes(5_000, 6_000, 5_500)))
+    times = clock.close(6_000).times()
+    assert times.wire_out == 10 * MAX_ROUND_ARRIVALS
+    assert sum(times[1:]) == times.wall

@@ -12,7 +12,13 @@ from paceline.protocol.messages import DraftTokens
 from paceline.sampling.params import SamplingParams
 from paceline.target import endings
 from paceline.target.round_clock import PassRecord, PassTimes, RoundClock
-from paceline.target.traces import MAX_KEPT_ROUNDS, MAX_PASS_LINKS, TargetTracer
+from paceline.target.traces import (
+    MAX_FLUSH_ROUNDS,
+    MAX_KEPT_ROUNDS,
+    MAX_PASS_LINKS,
+    MAX_WAITING_ROUNDS,
+    TargetTracer,
+)
 from paceline.tracing.context import TraceContext
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -74,6 +80,16 @@ def delta_of(record, number, finish_reason=None, choice=0):
     )
 
 
+def flush_all(tracer):
+    while tracer.has_waiting:
+        tracer.flush()
+
+
+def end(trace, now_us, error):
+    trace.end(now_us, error)
+    flush_all(trace._tracer)
+
+
 def play(choice, num_rounds, *, finishes=True, draft=None):
     for number in range(1, num_rounds + 1):
         record = record_of(number, draft=draft)
@@ -90,7 +106,7 @@ def test_a_sampled_request_is_told_as_it_goes(spans):
     assert Counter(span.name for span in spans) == {
         "round": 2, "queue": 2, "verify": 2, "sample": 2, "window": 2, "engine.pass": 2
     }  # fmt: skip
-    trace.end(2_500, None)
+    end(trace, 2_500, None)
     (session,) = spans.named("session")
     assert (session.begin_us, session.end_us) == (UNIX_US, UNIX_US + 2_000)
     assert (session.trace_id, session.parent_id) == (int(TRACE, 16), int(SPAN, 16))
@@ -126,7 +142,7 @@ def test_a_quick_request_that_was_not_sampled_leaves_nothing(spans):
     trace = tracer_of(spans).begin(request("00"), 0)
     play(trace.choices[0], 3)
     assert trace.choices[0].context(1) == b""
-    trace.end(29_999_999, None)
+    end(trace, 29_999_999, None)
     assert spans == []
 
 
@@ -137,10 +153,10 @@ def test_a_quick_request_that_was_not_sampled_leaves_nothing(spans):
 def test_a_slow_or_failed_one_is_told_afterwards(spans, now_us, error):
     trace = tracer_of(spans).begin(request("00"), 0)
     play(trace.choices[0], 3, finishes=False)
-    trace.end(now_us, error)
+    end(trace, now_us, error)
     (session,) = spans.named("session")
     assert session.error == ("" if error is None else error.code)
-    rounds = spans.named("round")
+    rounds = sorted(spans.named("round"), key=lambda span: span.attributes["paceline.round"])
     assert [span.attributes["paceline.round"] for span in rounds] == [1, 2, 3, 4]
     assert rounds[-1].attributes["paceline.aborted"]
     assert rounds[-1].begin_us == UNIX_US + 3_000
@@ -150,7 +166,7 @@ def test_a_slow_or_failed_one_is_told_afterwards(spans, now_us, error):
 def test_what_the_client_did_is_no_failure(spans, error):
     trace = tracer_of(spans).begin(request("00"), 0)
     play(trace.choices[0], 1, finishes=False)
-    trace.end(5_000, error)
+    end(trace, 5_000, error)
     assert spans == []
 
 
@@ -162,7 +178,7 @@ def test_nothing_is_kept_of_a_request_that_nobody_will_ask_for(spans):
 def test_kept_rounds_are_bounded(spans):
     trace = tracer_of(spans).begin(request("00"), 0)
     play(trace.choices[0], MAX_KEPT_ROUNDS + 5)
-    trace.end(40_000_000, None)
+    end(trace, 40_000_000, None)
     told = [span.attributes["paceline.round"] for span in spans.named("round")]
     assert told == list(range(6, MAX_KEPT_ROUNDS + 6))
     assert spans.named("session")[0].attributes["paceline.num_rounds"] == MAX_KEPT_ROUNDS + 5
@@ -172,7 +188,7 @@ def test_the_drafts_part_is_told_from_its_messages(spans):
     draft = DraftTokens(1, 1, 3, 0, (5,), 0, 80, 370, began_us=250, received_us=200)
     trace = tracer_of(spans).begin(request("00"), 0)
     play(trace.choices[0], 1, draft=draft)
-    trace.end(31_000_000, None)
+    end(trace, 31_000_000, None)
     told = {s.name: s for s in spans if s.name in ("rewind", "draft", "wire_out")}
     assert {name: (s.begin_us - UNIX_US, s.end_us - UNIX_US) for name, s in told.items()} == {
         "rewind": (200, 250), "draft": (250, 330), "wire_out": (370, 400)
@@ -189,7 +205,7 @@ def test_a_draft_that_lies_about_its_times_stays_within_the_round(spans):
     play(trace.choices[0], 1)
     record = record_of(2, draft=draft)
     trace.choices[0].end_round(record, delta_of(record, 2, "length"))
-    trace.end(31_000_000, None)
+    end(trace, 31_000_000, None)
     second = spans.named("round")[1]
     children = [s for s in spans if s.parent_id == second.span_id]
     assert all(second.begin_us <= s.begin_us <= s.end_us <= second.end_us for s in children)
@@ -244,7 +260,7 @@ def test_a_round_that_ends_after_its_request_is_not_told_twice(spans):
     tracer = tracer_of(spans)
     trace = tracer.begin(request(), 0)
     play(trace.choices[0], 1, finishes=False)
-    trace.end(1_200, None)
+    end(trace, 1_200, None)
     late = record_of(2)
     trace.choices[0].end_round(late, delta_of(late, 2))
     tracer.flush()
@@ -257,5 +273,42 @@ def test_a_seed_that_no_attribute_can_hold_is_text(spans):
         sampling = SamplingParams(temperature=0.5, seed=seed)
         traceparent = f"00-{TRACE}-{SPAN}-01"
         wanted = GenerateRequest("r", (1,), 1, sampling, traceparent=traceparent)
-        tracer_of(spans).begin(wanted, 0).end(1, None)
+        end(tracer_of(spans).begin(wanted, 0), 1, None)
         assert spans[-1].attributes["gen_ai.request.seed"] == shown
+
+
+def end_slowly(tracer, num_requests=1, **fields):
+    for _ in range(num_requests):
+        trace = tracer.begin(request("00", **fields), 0)
+        for choice in trace.choices.values():
+            play(choice, MAX_KEPT_ROUNDS)
+        trace.end(40_000_000, None)
+
+
+def test_kept_rounds_become_spans_some_at_a_time(spans):
+    """The loop that flushes is the one that starts passes."""
+    tracer = tracer_of(spans)
+    end_slowly(tracer, n=2)
+    assert spans == []
+    told = [0]
+    while tracer.has_waiting:
+        tracer.flush()
+        told.append(len(spans.named("round")))
+        assert told[-1] - told[-2] <= MAX_FLUSH_ROUNDS
+    assert told[-1] == 2 * MAX_KEPT_ROUNDS
+
+
+def test_rounds_that_wait_to_become_spans_are_bounded(spans):
+    tracer = tracer_of(spans)
+    end_slowly(tracer, MAX_WAITING_ROUNDS // MAX_KEPT_ROUNDS + 3)
+    flush_all(tracer)
+    assert len(spans.named("round")) == MAX_WAITING_ROUNDS
+    assert len(spans.named("session")) == MAX_WAITING_ROUNDS // MAX_KEPT_ROUNDS + 3
+
+
+def test_a_sampled_round_does_not_wait_for_kept_ones(spans):
+    tracer = tracer_of(spans)
+    end_slowly(tracer)
+    play(tracer.begin(request(), 0).choices[0], MAX_FLUSH_ROUNDS + 1)
+    tracer.flush()
+    assert len(spans.named("round")) == 2 * MAX_FLUSH_ROUNDS + 1

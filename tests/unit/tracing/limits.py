@@ -23,6 +23,12 @@ TRACING_CONSTANTS: dict[str, str] = {
         f"{_TARGET}/test_round_clock.py::test_a_flood_of_messages_or_passes_is_bounded",
     ),
     "target.traces:MAX_KEPT_ROUNDS": f"{_TARGET}/test_traces.py::test_kept_rounds_are_bounded",
+    "target.traces:MAX_WAITING_ROUNDS": (
+        f"{_TARGET}/test_traces.py::test_rounds_that_wait_to_become_spans_are_bounded"
+    ),
+    "target.traces:MAX_FLUSH_ROUNDS": (
+        f"{_TARGET}/test_traces.py::test_kept_rounds_become_spans_some_at_a_time"
+    ),
     "target.traces:MAX_PASS_LINKS": (
         f"{_TARGET}/test_traces.py::test_a_pass_is_one_span_for_all_rounds_in_it"
     ),
@@ -32,7 +38,7 @@ TRACING_CONSTANTS: dict[str, str] = {
     "tracing.lanes:MAX_BATCH_SPANS": (
         f"{_TRACING}/test_lanes.py::test_a_batch_is_no_longer_than_its_limit"
     ),
-    "tracing.lanes:LOG_INTERVAL_S": (
+    "tracing.guard:LOG_INTERVAL_S": (
         f"{_TRACING}/test_lanes.py::test_what_is_not_exported_is_counted_and_said_once"
     ),
     "tracing.process:SHUTDOWN_TIMEOUT_S": (

@@ -136,3 +136,22 @@ def test_files_of_one_service_are_bounded(tmp_path: Path) -> None:
     assert f"svc-{10_000_000 + MAX_FILES + 4}.jsonl" in left
     assert "svc-10000000.jsonl" not in left
     assert (tmp_path / "other-1.jsonl").exists()
+
+
+def test_files_of_processes_that_live_stay(tmp_path: Path) -> None:
+    """And those of another service, whose name begins like ours."""
+    kept = [f"svc-{os.getpid()}.1.jsonl", f"svc-{os.getppid()}.jsonl", "svc-b-10000000.jsonl"]
+    for number, name in enumerate(kept):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (number, number))
+    for number in range(MAX_FILES + 5):
+        (tmp_path / f"svc-{10_000_000 + number}.jsonl").touch()
+    JsonLinesFile(tmp_path, "svc", {}, 1_000).close()
+    assert all((tmp_path / name).exists() for name in kept)
+    assert len(list(tmp_path.glob("svc-*.jsonl"))) == MAX_FILES + 1
+
+
+def test_a_file_that_another_process_removes_meanwhile(tmp_path: Path) -> None:
+    """A link to nowhere looks like that: it is listed, and not there."""
+    (tmp_path / "svc-10000000.jsonl").symlink_to(tmp_path / "gone")
+    JsonLinesFile(tmp_path, "svc", {}, 1_000).close()

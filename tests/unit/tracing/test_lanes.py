@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.config import TracingConfig
-from paceline.tracing.lanes import MAX_BATCH_SPANS, Lane, OnceInAWhile, make_lanes, traces_url
+from paceline.tracing.guard import OnceInAWhile
+from paceline.tracing.lanes import MAX_BATCH_SPANS, Lane, make_lanes, traces_url
 from paceline.tracing.process import ProcessTracer, open_tracer, span_counts
 from paceline.tracing.spans import Span
 
