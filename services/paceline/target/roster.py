@@ -168,12 +168,12 @@ class Roster:
         """Whom nobody waits for, when somebody has to wait."""
         if not self.waiting:
             return []
-        return [
-            session_id
-            for session_id in (*self.running, *self.waiting)
-            if self.sequences[session_id].request.is_background
-            and not self.sequences[session_id].is_aborted
-        ]
+        return [s.session.session_id for s in self._background() if not s.is_aborted]
+
+    def _background(self) -> list[Sequence]:
+        """Those that no client waits for, in the order in which they started."""
+        everybody = map(self.sequences.__getitem__, (*self.running, *self.waiting))
+        return [sequence for sequence in everybody if sequence.is_background]
 
     def admit(self) -> list[Sequence]:
         """Start what may start, first come first served; returns it."""
@@ -214,11 +214,18 @@ class Roster:
         return sequence
 
     def preempt_newest(self) -> Sequence:
-        """Take the blocks of the sequence that started last; it is the first to start again."""
-        sequence = self.sequences[self.running[-1]]
+        """Take the blocks of the sequence that started last; it is the first to start again.
+
+        One in the background gives way before any client's: for good, as it then waits.
+        """
+        background = [s for s in self._background() if s.is_running]
+        sequence = background[-1] if background else self.sequences[self.running[-1]]
         self._stop(sequence)
         sequence.preempt()
-        self.waiting.appendleft(sequence.session.session_id)
+        if background:
+            self.waiting.append(sequence.session.session_id)
+        else:
+            self.waiting.appendleft(sequence.session.session_id)
         return sequence
 
     def drop_cache(self, sequence: Sequence) -> None:

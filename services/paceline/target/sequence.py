@@ -65,6 +65,11 @@ class Sequence:
         return self.session.session_id - self.choice
 
     @property
+    def is_background(self) -> bool:
+        """Whether no client waits for it."""
+        return self.request.is_background
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only the newest committed token is missing from the cache."""
         return self.cached_len >= self.session.committed_len - 1
