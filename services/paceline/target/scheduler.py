@@ -326,8 +326,9 @@ class Scheduler:
     def make_room(self, plan: PassPlan) -> bool:
         """The engine raised `OutOfBlocks` and did nothing; True when the next plan asks for less.
 
-        Proposals go first: they are bets. Then the newest sequence gives way (see the roster). One that is
-        alone and still does not fit is a bug; then the answer is False and the pass has failed.
+        Proposals go first: they are bets. Then the newest sequence gives way, in the background if
+        there is one. One that is alone and still does not fit is a bug: then the answer is False
+        and the pass has failed.
         """
         was_aborted = False
         for entry in plan.entries:
