@@ -169,7 +169,7 @@ class Scheduler:
         running = self.running_sequences()
         runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
-        missing = [sequence for sequence in runnable if not sequence.is_decoding]
+        missing = sorted((s for s in runnable if not s.is_decoding), key=lambda s: s.is_background)
         decodes, rows_left = self._decode_entries(decoding, missing)
         return PassPlan((*decodes, *self._prefill_entries(missing, rows_left)))
 
@@ -231,7 +231,7 @@ class Scheduler:
         return entries, rows_left
 
     def _prefill_entries(self, missing: Seq[Sequence], rows_left: int) -> list[PassEntry]:
-        """Prompts, and texts that have lost their KV, first come first served."""
+        """Prompts, and texts that have lost their KV: clients' first, each in order of arrival."""
         entries = []
         for sequence in missing:
             if rows_left < 1:
@@ -333,8 +333,7 @@ class Scheduler:
         was_aborted = False
         for entry in plan.entries:
             sequence = self._sequences[entry.session_id]
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             if sequence.is_aborted:
                 was_aborted = True
                 self._retire(entry.session_id)
@@ -363,8 +362,7 @@ class Scheduler:
         ended = []
         for entry in plan.entries:
             sequence = self._sequences[entry.session_id]
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             if sequence.is_aborted:
                 self._retire(entry.session_id)
             elif len(plan.entries) == 1 and not plan.has_drafts:
@@ -391,8 +389,7 @@ class Scheduler:
         in_pass = {self._sequences[e.session_id].first_session_id for e in plan.entries}
         ended = []
         for session_id, sequence in list(self._sequences.items()):
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             self._retire(session_id)
             is_suspect = sequence.first_session_id in in_pass
             error = endings.engine_broken() if is_suspect else endings.target_lost()

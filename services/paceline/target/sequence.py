@@ -124,6 +124,11 @@ class Sequence:
             found = self.num_cached_tokens + result.num_prefix_tokens
             self.num_cached_tokens = min(found, self.session.prompt_len)
 
+    def leave_pass(self) -> None:
+        """The pass came to nothing."""
+        self.in_pass = False
+        self.session.cancel_verify()
+
     def preempt(self) -> None:
         """Its KV is gone; tokens, and what was delivered, stay. Collected logprobs come again."""
         self.cached_len = 0
