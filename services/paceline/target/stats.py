@@ -80,6 +80,7 @@ class SchedulerStats:
             per_pos[position if position < MAX_POSITION else MAX_POSITION] += 1
 
     def admit(self, queue_us: int, num_preemptions: int) -> None:
-        """A choice has got a place; only its first one is what it came for."""
+        """A choice has got a place; only its first one is what it came for. `queue_us` < 0: it came
+        after the end of the pass that made room, by which it was let in."""
         if not num_preemptions:
-            self.queue_s.observe(queue_us / _US)
+            self.queue_s.observe(max(0, queue_us) / _US)
