@@ -106,6 +106,7 @@ def _put_requests(snapshot: Snapshot, scheduler: Scheduler) -> None:
     ended = {
         "finished": stats.num_finished,
         "aborted": stats.num_aborted,
+        "failed": stats.num_failed,
         "queue_timeout": stats.num_queue_timeouts,
     }
     snapshot.put_each(catalog.ENDED, ended)

@@ -372,6 +372,7 @@ class Scheduler:
                 if len(plan.entries) == 1:
                     self.drafts.bar(sequence)
                 self._suspect(sequence)
+        self.stats.num_failed += len(ended)
         return ended
 
     def _suspect(self, sequence: Sequence) -> None:
@@ -394,4 +395,5 @@ class Scheduler:
             is_suspect = sequence.first_session_id in in_pass
             error = endings.engine_broken() if is_suspect else endings.target_lost()
             ended.append((session_id, error))
+            self.stats.num_failed += not sequence.is_aborted
         return ended

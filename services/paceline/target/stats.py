@@ -24,6 +24,7 @@ class SchedulerStats:
     `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead; `busy_us` is
     the time that passes took. `num_prefill_rows` are the rows of texts that had no KV yet.
     `accepted_per_pos` has one count per place in a block, the last one for all behind.
+    `num_failed`: sequences that the engine ended; `num_aborted`: those of `abort`.
     `num_unused_tokens`: proposals that no pass verified, as the text took another way."""
 
     num_passes: int = 0
@@ -39,6 +40,7 @@ class SchedulerStats:
     num_holds: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    num_failed: int = 0
     num_preemptions: int = 0
     num_prefix_tokens: int = 0
     num_prefill_rows: int = 0
