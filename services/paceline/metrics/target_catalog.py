@@ -78,7 +78,8 @@ K_CHOSEN = _histogram(
 )
 WASTED_TOKENS = _counter(
     "wasted_draft_tokens",
-    "Proposals that arrived and were never verified, as the text took another way before them.",
+    "Proposals that arrived and were never verified, as the text took another way before them: in "
+    "the window, or in stale and diverged messages. Branches that are held count for nothing.",
     "tokens",
 )
 WANTED_TOKENS = _counter(
@@ -185,7 +186,8 @@ SESSION_EVENT = _counter(
 )
 MESSAGES = _counter(
     "draft_messages",
-    "Proposals of drafts by what became of them: stale, duplicate, gap, ...",
+    "Messages of drafts by what became of them: proposals, but stale_epoch has answers to opens "
+    "and nacks too, and unknown_session and flood any message.",
     "messages",
     _DESK,
     labels=("disposition",),

@@ -62,7 +62,7 @@ class DraftDesk:
     Of drafts: attached, drained, dark (and of these: outlawed), probed, restored. Of sequences:
     opened, reopened, moved, open_timeout, stalled, given_up, remote_error, outgrown, gave_up and
     each refusal (busy, unsupported). Of messages: nack, nack_repeated, unknown_session, flood.
-    Of branches: adopted, one for each that became a window.
+    Of branches: adopted, one for each that became a window. Of proposals: dropped_tokens.
     """
 
     def __init__(
@@ -324,6 +324,8 @@ class DraftDesk:
                 self._policy.learn_draft_step(draft_us, len(draft.token_ids))
             if goes_on:
                 self._policy.learn_arrival(since_last_us, len(draft.token_ids))
+        elif disposition in (Disposition.STALE, Disposition.DIVERGED):
+            self.counts["dropped_tokens"] += len(draft.token_ids)
         elif disposition is Disposition.GAP:
             have_len = len(session.log)
             self.pool.send(sequence.draft_id, Nack(session.session_id, session.epoch, have_len))

@@ -52,7 +52,8 @@ def _put_speculation(snapshot: Snapshot, scheduler: Scheduler) -> None:
         if count or position < most:
             put(catalog.ACCEPTED_PER_POS, count, str(position))
     put(catalog.K_CHOSEN, stats.chosen)
-    put(catalog.WASTED_TOKENS, stats.num_unused_tokens)
+    num_dropped = scheduler.drafts.counts["dropped_tokens"]
+    put(catalog.WASTED_TOKENS, stats.num_unused_tokens + num_dropped)
     put(catalog.LONE_HOLDS, stats.num_holds)
 
 

@@ -25,7 +25,7 @@ class SchedulerStats:
     the time that passes took. `num_prefill_rows` are the rows of texts that had no KV yet.
     `accepted_per_pos` has one count per place in a block, the last one for all behind.
     `num_failed`: sequences that the engine ended; `num_aborted`: those of `abort`.
-    `num_unused_tokens`: proposals that no pass verified, as the text took another way."""
+    `num_unused_tokens`: proposals in windows that nobody verified, as the text went elsewhere."""
 
     num_passes: int = 0
     num_rows: int = 0
