@@ -243,7 +243,7 @@ class DraftDesk:
     def send_verdict(self, sequence: Sequence, verdict: Verdict | None) -> None:
         """Tell the draft (None: it rests and owes us nothing), unless the text has outgrown its
         context: then it has nothing more to give, and its place and KV blocks are for others."""
-        if sequence.session.adopted:
+        if sequence.session.num_adopted:
             self.counts["adopted"] += 1
         if verdict is None or sequence.session.has_draft_room:
             if verdict is not None:
