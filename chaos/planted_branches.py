@@ -49,9 +49,9 @@ class AdoptsInRejectionModes(TargetSession):
 
 
 class HoldsBranchesWithoutABound(TargetSession):
-    def receive_draft(self, draft, note=None):
+    def receive_draft(self, draft):
         self.alternates.max_tokens = 1 << 20
-        return super().receive_draft(draft, note)
+        return super().receive_draft(draft)
 
 
 class WakesWithTheLastRoundOnly(TargetSession):

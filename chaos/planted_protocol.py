@@ -50,39 +50,39 @@ class KeepsSessionsOfLostLinks(DraftTable):
 
 
 class TargetTakesStaleEpoch(TargetSession):
-    def receive_draft(self, draft, note=None):
-        return super().receive_draft(replace(draft, epoch=self.epoch), note)
+    def receive_draft(self, draft):
+        return super().receive_draft(replace(draft, epoch=self.epoch))
 
 
 class ChecksNoContext(TargetSession):
-    def receive_draft(self, draft, note=None):
+    def receive_draft(self, draft):
         if draft.start <= len(self.log):
             draft = replace(draft, context_hash=self.log.hash_at(draft.start))
-        return super().receive_draft(draft, note)
+        return super().receive_draft(draft)
 
 
 class ClosesGaps(TargetSession):
     """A proposal behind a gap is taken for the next one."""
 
-    def receive_draft(self, draft, note=None):
+    def receive_draft(self, draft):
         if draft.start > len(self.log):
             here = len(self.log)
             draft = replace(draft, start=here, context_hash=self.log.hash_at(here))
-        return super().receive_draft(draft, note)
+        return super().receive_draft(draft)
 
 
 class TakesDuplicatesTwice(TargetSession):
-    def receive_draft(self, draft, note=None):
-        disposition = super().receive_draft(draft, note)
+    def receive_draft(self, draft):
+        disposition = super().receive_draft(draft)
         if disposition == "duplicate" and self._granted_limit > len(self.log):
             self.log.extend(draft.token_ids[:1])
         return disposition
 
 
 class WindowIgnoresCredit(TargetSession):
-    def receive_draft(self, draft, note=None):
+    def receive_draft(self, draft):
         self._granted_limit += 100
-        return super().receive_draft(draft, note)
+        return super().receive_draft(draft)
 
 
 class CommitsARejectedToken(TargetSession):

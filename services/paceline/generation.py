@@ -1,7 +1,8 @@
 """What a gateway and a target say to each other: one request, then one delta per round.
 
-Frozen, picklable values without behaviour; they cross a Serve handle. They know no HTTP field,
-no text, no tensor and no draft link.
+Frozen values without behaviour; they cross a Serve handle, pickled by name, so that gateways and
+targets of two releases understand each other. They know no HTTP field, no text, no tensor and no
+draft link.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from paceline.by_name import by_name
 from paceline.sampling.params import SamplingParams, VerificationMode
 
 FinishReason = Literal["stop", "length"]
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class SpeculationRequest:
     """What one request asks of speculation; None leaves the deployment's own choice.
@@ -31,6 +34,7 @@ class SpeculationRequest:
     lookahead: Literal["adaptive", "fixed"] | None = None
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """What a request's client has already got from a target that was lost.
@@ -46,6 +50,7 @@ class Resumption:
     outputs: tuple[tuple[int, ...] | None, ...]
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One prompt and `n` sequences to generate from it.
@@ -95,6 +100,7 @@ class GenerateRequest:
         return self.traceparent[3:35]
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """One token under the model's own law: softmax of the target's raw logits over all ids that
@@ -119,6 +125,7 @@ class TokenOrigin(StrEnum):
     PLAIN = "plain"  # the target's own, nothing was proposed in that round
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class RoundDelta:
     """One verification pass of one sequence: what it committed and where the time went.

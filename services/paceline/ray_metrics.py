@@ -21,6 +21,7 @@ from paceline.metrics.snapshot import Snapshot
 
 # Ray's agent is asked about every 10 s: more often would be of no use.
 EXPORT_INTERVAL_S = 2.0
+LOG_INTERVAL_S = 60.0
 Series = tuple[tuple[str, str], ...]
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,20 @@ class RayExporter:
         self._instruments: dict[str, Any] = {}
         # Of counters: Ray adds, our figures are sums.
         self._last: dict[tuple[str, Series], float] = {}
-        self._exported_s = float("-inf")
+        self._exported_s = self._logged_s = float("-inf")
 
     def offer(self, take: Callable[[], Snapshot], now_s: float) -> None:
-        """Export what `take` returns, unless that was done less than EXPORT_INTERVAL_S ago."""
-        if now_s - self._exported_s >= EXPORT_INTERVAL_S:
-            self._exported_s = now_s
+        """Export what `take` returns, unless that was done less than EXPORT_INTERVAL_S ago. Never
+        raises: figures must not end what they are about. The next try may do better."""
+        if now_s - self._exported_s < EXPORT_INTERVAL_S:
+            return
+        self._exported_s = now_s
+        try:
             self.export(take())
+        except Exception:
+            if now_s - self._logged_s >= LOG_INTERVAL_S:
+                self._logged_s = now_s
+                logger.exception("Ray did not take the metrics")
 
     def export(self, snapshot: Snapshot) -> None:
         for metric, labels, value in snapshot:

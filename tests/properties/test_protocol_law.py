@@ -55,8 +55,8 @@ class KeepsWhatFits(TargetSession):
 class TakesLateProposals(TargetSession):
     """Context and hash fit, so it must be right."""
 
-    def receive_draft(self, draft, note=None):
-        return super().receive_draft(replace(draft, last_round=MAX_EVENTS), note)
+    def receive_draft(self, draft):
+        return super().receive_draft(replace(draft, last_round=MAX_EVENTS))
 
 
 class RepeatsOnlyTokens(TargetSession):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.dashboards.objectives import FAST, OBJECTIVES, SLOW, WINDOWS
-from paceline.dashboards.promql import Query, ratio
+from paceline.dashboards.promql import Query, ratio, total
 from paceline.metrics import audit_catalog as audit
 from paceline.metrics import fleet_catalog as fleet
 from paceline.metrics import gateway_catalog as gateway
@@ -27,6 +27,8 @@ MAX_UTILIZATION = 0.9
 Q = Query("5m", has_variables=False)
 LONG = Query("10m", has_variables=False)
 MODEL, REPLICA = "model_name", "model_name, replica"
+# A breaker is looked at when there is something to do: at an idle target it stays as it is.
+WHILE_IT_WORKS = f" and on ({REPLICA}) {Q.per_s(target.PASSES, REPLICA)} > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,12 @@ FLEET = (
     ),
     Alert(
         "DraftBreakerOpen",
-        f"{Q.gauge(target.BREAKER_STATE, 'model_name, draft', 'max', state='dark')} == 1",
+        total(
+            f"{Q.gauge(target.BREAKER_STATE, f'{REPLICA}, draft', 'max', state='dark')} == 1"
+            + WHILE_IT_WORKS,
+            "model_name, draft",
+            "max",
+        ),
         "2m",
         WARNING,
         "The draft {{ $labels.draft }} is given nothing",
@@ -169,7 +176,7 @@ SPECULATION = (
     ),
     Alert(
         "SpeculationRests",
-        f"{Q.gauge(target.SPECULATION_STATE, REPLICA, 'max', state='open')} == 1",
+        f"{Q.gauge(target.SPECULATION_STATE, REPLICA, 'max', state='open')} == 1" + WHILE_IT_WORKS,
         "15m",
         INFO,
         "Drafting does not pay at {{ $labels.replica }}",

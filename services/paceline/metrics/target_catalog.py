@@ -16,7 +16,7 @@ QUEUE_S_BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
 
-ENDINGS = ("finished", "aborted", "queue_timeout")
+ENDINGS = ("finished", "aborted", "failed", "queue_timeout")
 GAINS = ("predicted", "measured")
 SPECULATION_STATES = ("drafting", "control", "open", "half_open")
 BREAKER_STATES = ("closed", "dark", "probing")
@@ -78,7 +78,8 @@ K_CHOSEN = _histogram(
 )
 WASTED_TOKENS = _counter(
     "wasted_draft_tokens",
-    "Proposals that arrived and were never verified, as the text took another way before them.",
+    "Proposals that arrived and were never verified, as the text took another way before them: in "
+    "the window, or in stale and diverged messages. Branches that are held count for nothing.",
     "tokens",
 )
 WANTED_TOKENS = _counter(
@@ -142,7 +143,12 @@ QUEUE_TIME = _histogram(
     QUEUE_S_BUCKETS,
 )
 ENDED = _counter(
-    "sequences_ended", "Choices that left, by how.", "choices", labels=("reason",), values=ENDINGS
+    "sequences_ended",
+    "Choices that left, by how: aborted by their client, or one in the background that gave way "
+    "to clients; failed with the engine (its own error, or this target has stopped).",
+    "choices",
+    labels=("reason",),
+    values=ENDINGS,
 )
 KV_USAGE = _gauge("kv_cache_usage_ratio", "KV blocks that running texts take, of all.", "ratio")
 KV_BLOCKS = _gauge("kv_cache_blocks", "KV blocks of this replica.", "blocks", "target: engine info")
@@ -180,7 +186,8 @@ SESSION_EVENT = _counter(
 )
 MESSAGES = _counter(
     "draft_messages",
-    "Proposals of drafts by what became of them: stale, duplicate, gap, ...",
+    "Messages of drafts by what became of them: proposals, but stale_epoch has answers to opens "
+    "and nacks too, and unknown_session and flood any message.",
     "messages",
     _DESK,
     labels=("disposition",),

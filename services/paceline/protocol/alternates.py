@@ -7,27 +7,17 @@ join by themselves, whatever messages brought them and in whatever order. When a
 one begins, it becomes the window at once: that correction costs no round trip.
 
 Nothing here is owed: what is dropped or overwritten is asked for again if it is missed. It does
-not know which texts are likely, epochs, credits or time; `note` is whatever the caller wants to
-know of a message when its tokens are used.
+not know which texts are likely, epochs, credits or time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from paceline.protocol.messages import MAX_BRANCH_TOKENS
 from paceline.protocol.token_log import extend_hash
 
 MAX_ALTERNATES = MAX_BRANCH_TOKENS  # tokens held for one sequence; the oldest give way
-
-
-@dataclass(frozen=True, slots=True)
-class Alternate:
-    """One proposal, and the note of the message that brought it."""
-
-    token_id: int
-    note: object = None
 
 
 class Alternates:
@@ -36,7 +26,7 @@ class Alternates:
     def __init__(self, max_tokens: int = MAX_ALTERNATES) -> None:
         self.max_tokens = max_tokens
         # By (position, hash of all tokens before it), the oldest first.
-        self._held: dict[tuple[int, int], Alternate] = {}
+        self._held: dict[tuple[int, int], int] = {}
         self.num_evicted = 0  # tokens that gave way to newer ones, since start
 
     def __len__(self) -> int:
@@ -47,9 +37,7 @@ class Alternates:
         """What something is held for."""
         return {position for position, _ in self._held}
 
-    def put(
-        self, start: int, context_hash: int, token_ids: Sequence[int], note: object = None
-    ) -> int:
+    def put(self, start: int, context_hash: int, token_ids: Sequence[int]) -> int:
         """Hold proposals for `start, start + 1, ...`; returns how many of them are new.
 
         Of two continuations of one context the newer one stays.
@@ -57,10 +45,9 @@ class Alternates:
         held, num_new = self._held, 0
         for position, token_id in enumerate(token_ids, start):
             key = (position, context_hash)
-            old = held.get(key)
-            if old is None or old.token_id != token_id:
+            if held.get(key) != token_id:
                 held.pop(key, None)
-                held[key] = Alternate(token_id, note)
+                held[key] = token_id
                 num_new += 1
             context_hash = extend_hash(context_hash, token_id)
         while len(held) > self.max_tokens:
@@ -68,12 +55,12 @@ class Alternates:
             self.num_evicted += 1
         return num_new
 
-    def take(self, start: int, context_hash: int) -> list[Alternate]:
+    def take(self, start: int, context_hash: int) -> list[int]:
         """What was proposed for `start, start + 1, ...` behind this context, without a gap."""
         taken = []
-        while (alternate := self._held.pop((start, context_hash), None)) is not None:
-            taken.append(alternate)
-            context_hash = extend_hash(context_hash, alternate.token_id)
+        while (token_id := self._held.pop((start, context_hash), None)) is not None:
+            taken.append(token_id)
+            context_hash = extend_hash(context_hash, token_id)
             start += 1
         return taken
 

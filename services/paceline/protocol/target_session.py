@@ -92,7 +92,7 @@ class TargetSession:
         self._granted_fan_out = 0
         self.alternates = Alternates()
         # Notes of the alternates that the last commit made the window, one for each token.
-        self.adopted: tuple[object, ...] = ()
+        self.num_adopted = 0
         self._verifying: tuple[int, ...] | None = None
         self._verifying_probs: tuple[SparseProbs, ...] = ()
 
@@ -194,17 +194,16 @@ class TargetSession:
         self.log.truncate(self.committed_len)
         self._laws.probs.clear()
         self.alternates.clear()
-        self.adopted = ()
+        self.num_adopted = 0
 
     # -- proposals --------------------------------------------------------------------------
 
-    def receive_draft(self, draft: DraftTokens, note: object = None) -> Disposition:
+    def receive_draft(self, draft: DraftTokens) -> Disposition:
         """Take proposals into the window, or those of a branch beside it.
 
-        `note` comes back in `adopted` if the message is an ALTERNATE and its turn comes. Raises
-        `RemoteProtocolError` when the draft breaks a rule (speaks about tokens it was opened with,
-        or beyond its credit, states laws that do not fit its proposals, or sends a branch that it
-        was not allowed); the caller quarantines this session on that draft.
+        Raises `RemoteProtocolError` when the draft breaks a rule (speaks about tokens it was opened
+        with, or beyond its credit, states laws that do not fit its proposals, or sends a branch
+        that it was not allowed); the caller quarantines this session on that draft.
         """
         if draft.epoch != self.epoch or not self.is_attached:
             return Disposition.STALE_EPOCH
@@ -220,7 +219,7 @@ class TargetSession:
             return Disposition.STALE
         held = self._held_len(draft)
         if held is None and draft.is_branch:
-            return self._hold(draft, note)
+            return self._hold(draft)
         if draft.start > len(self.log):
             return Disposition.GAP if seen_round >= self._flush_round else Disposition.STALE
         if held is None:
@@ -243,7 +242,7 @@ class TargetSession:
         if stop < len(draft.token_ids):
             raise RemoteProtocolError(f"token {draft.token_ids[stop]} has no mass in its own law")
 
-    def _hold(self, draft: DraftTokens, note: object) -> Disposition:
+    def _hold(self, draft: DraftTokens) -> Disposition:
         """A branch that does not go on from the log. What is committed decides about its first
         tokens: it must agree with them, and then it reaches beyond (else the log had it all)."""
         start, token_ids, context_hash = draft.start, draft.token_ids, draft.context_hash
@@ -254,7 +253,7 @@ class TargetSession:
                 return Disposition.STALE
             start, token_ids = self.committed_len, token_ids[num_decided:]
             context_hash = self.log.hash_at(start)
-        is_new = self.alternates.put(start, context_hash, token_ids, note)
+        is_new = self.alternates.put(start, context_hash, token_ids)
         return Disposition.ALTERNATE if is_new else Disposition.DUPLICATE
 
     def receive_nack(self, have_len: int) -> Verdict | None:
@@ -366,13 +365,13 @@ class TargetSession:
         After a flush every other one is dead: it hangs on tokens that are not committed. What is
         adopted stays within the credit, as everything that is held.
         """
-        self.adopted = ()
+        self.num_adopted = 0
         if not self.alternates:
             return
         if not (self.window_len or self.is_finished):
             taken = self.alternates.take(self.committed_len, self.log.hash_at(self.committed_len))
-            self.log.extend(alternate.token_id for alternate in taken)
-            self.adopted = tuple(alternate.note for alternate in taken)
+            self.log.extend(taken)
+            self.num_adopted = len(taken)
         if is_flushed:
             self.alternates.clear()
         else:

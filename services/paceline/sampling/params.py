@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paceline.by_name import by_name
+
 MAX_SEED = 2**64 - 1
 # Colder is refused rather than called greedy: 1e-5 already is, but for logits that nearly tie, and
 # differences of float32 logits divided by it stay far inside float64.
@@ -27,6 +29,7 @@ class VerificationMode(StrEnum):
     BLOCK = "block"
 
 
+@by_name
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Processors run in this order: penalties, logit bias, grammar, min tokens (all four on the

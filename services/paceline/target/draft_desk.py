@@ -62,7 +62,7 @@ class DraftDesk:
     Of drafts: attached, drained, dark (and of these: outlawed), probed, restored. Of sequences:
     opened, reopened, moved, open_timeout, stalled, given_up, remote_error, outgrown, gave_up and
     each refusal (busy, unsupported). Of messages: nack, nack_repeated, unknown_session, flood.
-    Of branches: adopted, one for each that became a window.
+    Of branches: adopted, one for each that became a window. Of proposals: dropped_tokens.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class DraftDesk:
     def send_verdict(self, sequence: Sequence, verdict: Verdict | None) -> None:
         """Tell the draft (None: it rests and owes us nothing), unless the text has outgrown its
         context: then it has nothing more to give, and its place and KV blocks are for others."""
-        if sequence.session.adopted:
+        if sequence.session.num_adopted:
             self.counts["adopted"] += 1
         if verdict is None or sequence.session.has_draft_room:
             if verdict is not None:
@@ -324,6 +324,8 @@ class DraftDesk:
                 self._policy.learn_draft_step(draft_us, len(draft.token_ids))
             if goes_on:
                 self._policy.learn_arrival(since_last_us, len(draft.token_ids))
+        elif disposition in (Disposition.STALE, Disposition.DIVERGED):
+            self.counts["dropped_tokens"] += len(draft.token_ids)
         elif disposition is Disposition.GAP:
             have_len = len(session.log)
             self.pool.send(sequence.draft_id, Nack(session.session_id, session.epoch, have_len))

@@ -25,7 +25,7 @@ def lone_hold(sequence: Sequence, policy: LonePolicy, now_us: int) -> int | None
     want = min(sequence.lookahead.cap, session.limit_position - session.committed_len)
     # Nothing new here after a flush: the draft must hear our last verdict before it can go on. A
     # branch that has become the window was here before, and when it came says nothing.
-    is_due = session.is_flushed and have == len(session.adopted)
+    is_due = session.is_flushed and have == session.num_adopted
     since_us = sequence.ready_us if is_due else sequence.last_arrival_us or sequence.ready_us
     outlook = WindowOutlook(have, want, since_us, is_due)
     lookahead = sequence.lookahead

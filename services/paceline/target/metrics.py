@@ -52,7 +52,8 @@ def _put_speculation(snapshot: Snapshot, scheduler: Scheduler) -> None:
         if count or position < most:
             put(catalog.ACCEPTED_PER_POS, count, str(position))
     put(catalog.K_CHOSEN, stats.chosen)
-    put(catalog.WASTED_TOKENS, stats.num_unused_tokens)
+    num_dropped = scheduler.drafts.counts["dropped_tokens"]
+    put(catalog.WASTED_TOKENS, stats.num_unused_tokens + num_dropped)
     put(catalog.LONE_HOLDS, stats.num_holds)
 
 
@@ -106,6 +107,7 @@ def _put_requests(snapshot: Snapshot, scheduler: Scheduler) -> None:
     ended = {
         "finished": stats.num_finished,
         "aborted": stats.num_aborted,
+        "failed": stats.num_failed,
         "queue_timeout": stats.num_queue_timeouts,
     }
     snapshot.put_each(catalog.ENDED, ended)

@@ -100,9 +100,9 @@ class Roster:
         """Whether the choices of a new request, whose texts are so long, may come in, all of
         them: by numbers alone, so that a refusal costs next to nothing.
 
-        Raises `OverloadedError` when more than `target.max_queued_seqs` would have to wait (any,
-        of a request in the background), and `RequestError` when that would be so even if nobody
-        else were here.
+        For a client, those in the background are as good as gone. Raises `OverloadedError` when
+        more than `target.max_queued_seqs` would have to wait (any, of a request in the background),
+        and `RequestError` when that would be so even if nobody else were here.
         """
         n, num_shared_blocks = len(lengths), num_shared_tokens // self._block_size
         missing = [
@@ -117,12 +117,15 @@ class Roster:
                 f" {at_best} start at once and {max_queued} may queue (target.max_queued_seqs)",
                 "n",
             )
-        num_startable = 0
-        if not self.waiting:  # else those come first
+        num_queued, num_startable = self.num_queued, 0
+        background = [] if is_background else self._background()
+        if background:
+            num_queued, num_startable = self._count_without(background, missing)
+        elif not self.waiting:  # else those come first
             num_startable = self._num_startable(missing, len(self.running), self.num_free_blocks)
         if is_background and num_startable < n:
             raise no_place()
-        if self.num_queued + n - num_startable > max_queued:
+        if num_queued + n - num_startable > max_queued:
             self._stats.num_refused += 1
             raise OverloadedError(
                 f"{self.num_queued} sequences are queued (target.max_queued_seqs)",
@@ -130,6 +133,22 @@ class Roster:
                 "queue_full",
                 retry_after_s=1,
             )
+
+    def _count_without(self, background: list[Sequence], missing: list[int]) -> tuple[int, int]:
+        """How many would be queued, and how many of the new ones would start, if those in the
+        background were gone, as they are soon when somebody waits.
+
+        Blocks that they share with a client count as theirs: then one more may wait for a while.
+        """
+        leaving = [s for s in background if s.is_running]
+        free = self.num_free_blocks
+        free += sum(self._missing_blocks(s) + self._blocks(s.cached_len) for s in leaving)
+        everybody = map(self.sequences.__getitem__, self.waiting)
+        waiting = [sequence for sequence in everybody if not sequence.is_background]
+        needed = [*map(self._missing_blocks, waiting), *missing]
+        num_started = self._num_startable(needed, len(self.running) - len(leaving), free)
+        num_queued = sum(not sequence.num_preemptions for sequence in waiting[num_started:])
+        return num_queued, max(0, num_started - len(waiting))
 
     def enqueue(self, group: list[Sequence]) -> None:
         """Let the sequences of one request, for which there is room, wait for their turn."""
@@ -168,12 +187,12 @@ class Roster:
         """Whom nobody waits for, when somebody has to wait."""
         if not self.waiting:
             return []
-        return [
-            session_id
-            for session_id in (*self.running, *self.waiting)
-            if self.sequences[session_id].request.is_background
-            and not self.sequences[session_id].is_aborted
-        ]
+        return [s.session.session_id for s in self._background() if not s.is_aborted]
+
+    def _background(self) -> list[Sequence]:
+        """Those that no client waits for, in the order in which they started."""
+        everybody = map(self.sequences.__getitem__, (*self.running, *self.waiting))
+        return [sequence for sequence in everybody if sequence.is_background]
 
     def admit(self) -> list[Sequence]:
         """Start what may start, first come first served; returns it."""
@@ -214,11 +233,18 @@ class Roster:
         return sequence
 
     def preempt_newest(self) -> Sequence:
-        """Take the blocks of the sequence that started last; it is the first to start again."""
-        sequence = self.sequences[self.running[-1]]
+        """Take the blocks of the sequence that started last; it is the first to start again.
+
+        One in the background gives way before any client's: for good, as it then waits.
+        """
+        background = [s for s in self._background() if s.is_running]
+        sequence = background[-1] if background else self.sequences[self.running[-1]]
         self._stop(sequence)
         sequence.preempt()
-        self.waiting.appendleft(sequence.session.session_id)
+        if background:
+            self.waiting.append(sequence.session.session_id)
+        else:
+            self.waiting.appendleft(sequence.session.session_id)
         return sequence
 
     def drop_cache(self, sequence: Sequence) -> None:

@@ -170,7 +170,7 @@ class Scheduler:
         end_holds(running, now_us)
         runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
-        missing = [sequence for sequence in runnable if not sequence.is_decoding]
+        missing = sorted((s for s in runnable if not s.is_decoding), key=lambda s: s.is_background)
         decodes, rows_left = self._decode_entries(decoding, missing)
         return PassPlan((*decodes, *self._prefill_entries(missing, rows_left)))
 
@@ -230,7 +230,7 @@ class Scheduler:
         return entries, rows_left
 
     def _prefill_entries(self, missing: Seq[Sequence], rows_left: int) -> list[PassEntry]:
-        """Prompts, and texts that have lost their KV, first come first served."""
+        """Prompts, and texts that have lost their KV: clients' first, each in order of arrival."""
         entries = []
         for sequence in missing:
             if rows_left < 1:
@@ -325,14 +325,14 @@ class Scheduler:
     def make_room(self, plan: PassPlan) -> bool:
         """The engine raised `OutOfBlocks` and did nothing; True when the next plan asks for less.
 
-        Proposals go first: they are bets. Then the newest sequence gives way. A sequence that is
-        alone and still does not fit is a bug; then the answer is False and the pass has failed.
+        Proposals go first: they are bets. Then the newest sequence gives way, in the background if
+        there is one. One that is alone and still does not fit is a bug: then the answer is False
+        and the pass has failed.
         """
         was_aborted = False
         for entry in plan.entries:
             sequence = self._sequences[entry.session_id]
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             if sequence.is_aborted:
                 was_aborted = True
                 self._retire(entry.session_id)
@@ -361,8 +361,7 @@ class Scheduler:
         ended = []
         for entry in plan.entries:
             sequence = self._sequences[entry.session_id]
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             if sequence.is_aborted:
                 self._retire(entry.session_id)
             elif len(plan.entries) == 1 and not plan.has_drafts:
@@ -372,6 +371,7 @@ class Scheduler:
                 if len(plan.entries) == 1:
                     self.drafts.bar(sequence)
                 self._suspect(sequence)
+        self.stats.num_failed += len(ended)
         return ended
 
     def _suspect(self, sequence: Sequence) -> None:
@@ -389,10 +389,10 @@ class Scheduler:
         in_pass = {self._sequences[e.session_id].first_session_id for e in plan.entries}
         ended = []
         for session_id, sequence in list(self._sequences.items()):
-            sequence.in_pass = False
-            sequence.session.cancel_verify()
+            sequence.leave_pass()
             self._retire(session_id)
             is_suspect = sequence.first_session_id in in_pass
             error = endings.engine_broken() if is_suspect else endings.target_lost()
             ended.append((session_id, error))
+            self.stats.num_failed += not sequence.is_aborted
         return ended

@@ -65,6 +65,11 @@ class Sequence:
         return self.session.session_id - self.choice
 
     @property
+    def is_background(self) -> bool:
+        """Whether no client waits for it."""
+        return self.request.is_background
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only the newest committed token is missing from the cache."""
         return self.cached_len >= self.session.committed_len - 1
@@ -118,6 +123,11 @@ class Sequence:
         if not (self.num_preemptions or self.session.num_output_tokens):
             found = self.num_cached_tokens + result.num_prefix_tokens
             self.num_cached_tokens = min(found, self.session.prompt_len)
+
+    def leave_pass(self) -> None:
+        """The pass came to nothing."""
+        self.in_pass = False
+        self.session.cancel_verify()
 
     def preempt(self) -> None:
         """Its KV is gone; tokens, and what was delivered, stay. Collected logprobs come again."""

@@ -24,7 +24,8 @@ class SchedulerStats:
     `num_rows` were computed, `num_prefix_tokens` found in the prefix cache instead; `busy_us` is
     the time that passes took. `num_prefill_rows` are the rows of texts that had no KV yet.
     `accepted_per_pos` has one count per place in a block, the last one for all behind.
-    `num_unused_tokens`: proposals that no pass verified, as the text took another way."""
+    `num_failed`: sequences that the engine ended; `num_aborted`: those of `abort`.
+    `num_unused_tokens`: proposals in windows that nobody verified, as the text went elsewhere."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -39,6 +40,7 @@ class SchedulerStats:
     num_holds: int = 0
     num_finished: int = 0
     num_aborted: int = 0
+    num_failed: int = 0
     num_preemptions: int = 0
     num_prefix_tokens: int = 0
     num_prefill_rows: int = 0
@@ -85,6 +87,7 @@ class SchedulerStats:
             per_pos[position if position < MAX_POSITION else MAX_POSITION] += 1
 
     def admit(self, queue_us: int, num_preemptions: int) -> None:
-        """A choice has got a place; only its first one is what it came for."""
+        """A choice has got a place; only its first one is what it came for. `queue_us` < 0: it came
+        after the end of the pass that made room, by which it was let in."""
         if not num_preemptions:
-            self.queue_s.observe(queue_us / _US)
+            self.queue_s.observe(max(0, queue_us) / _US)

@@ -224,14 +224,14 @@ class Checker:
 
     def adopted(self, target_id: int, session: TargetSession) -> None:
         """What became the window at the last commit came as a branch of exactly this text."""
-        if not session.adopted:
+        if not session.num_adopted:
             return
         has_laws = session.mode in REJECTION_MODES
         require(not has_laws, "a branch was adopted in a rejection mode")
         grants = self.granted[target_id, session.session_id, session.epoch]
         text = session.log.slice(0)
         num = len(text) - session.committed_len
-        require(num == len(session.adopted), "more or less than a branch was adopted", num)
+        require(num == session.num_adopted, "more or less than a branch was adopted", num)
         for end in range(session.committed_len + 1, len(text) + 1):
             is_true = any(
                 len(context) < end <= len(context) + len(token_ids)

@@ -12,7 +12,7 @@ from paceline.metrics import target_catalog as catalog
 from paceline.metrics.buckets import Buckets
 from paceline.metrics.metric import Role
 from paceline.metrics.snapshot import Snapshot
-from paceline.ray_metrics import EXPORT_INTERVAL_S, RayExporter
+from paceline.ray_metrics import EXPORT_INTERVAL_S, LOG_INTERVAL_S, RayExporter
 
 BASE = {"model_name": "toy", "replica": "t"}
 
@@ -106,3 +106,18 @@ async def test_it_goes_on_where_ray_does_not_take_it(made: list[Any]) -> None:
     async with exporter.running(take):
         await was_taken.wait()
     assert made == []
+
+
+def test_an_offer_never_fails(made: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    """A heartbeat comes behind it. What is wrong is said once a minute."""
+    exporter = RayExporter(BASE)
+
+    def take() -> Snapshot:
+        raise ConnectionError("no agent")
+
+    steps = int(2 * LOG_INTERVAL_S / EXPORT_INTERVAL_S)
+    for step in range(steps):
+        exporter.offer(take, 10.0 + step * EXPORT_INTERVAL_S)
+    assert [r.message for r in caplog.records] == ["Ray did not take the metrics"] * 2
+    exporter.offer(lambda: snapshot(1, 1), 10.0 + steps * EXPORT_INTERVAL_S)
+    assert len(made) == 2, "and it goes on"

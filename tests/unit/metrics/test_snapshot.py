@@ -48,7 +48,7 @@ def test_the_page() -> None:
     assert (first.labels, first.value) == (BASE, 7)
     assert second.labels["replica"] == 'quo"te\\ and\nline'
     ended = {s.labels["reason"]: s.value for s in families["paceline_sequences_ended"].samples}
-    assert ended == {"finished": 0, "aborted": 2, "queue_timeout": 0}
+    assert ended == {"finished": 0, "aborted": 2, "failed": 0, "queue_timeout": 0}
     states = families["paceline_draft_breaker_state"].samples[:3]
     assert {s.labels["state"]: s.value for s in states} == {"closed": 0, "dark": 1, "probing": 0}
     histogram = families["paceline_round_num_speculative_tokens"]

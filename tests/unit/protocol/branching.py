@@ -53,6 +53,6 @@ def prepared(*, after=(20,), then=(100, 101, 102), **kwargs):
     """The window is 10 11 12, and there is a branch behind `after`."""
     session = streaming(**kwargs)
     session.receive_draft(draft(PROMPT, 10, 11, 12))
-    held = session.receive_draft(branch((*PROMPT, *after), *then), note="note")
+    held = session.receive_draft(branch((*PROMPT, *after), *then))
     assert held is Disposition.ALTERNATE
     return session

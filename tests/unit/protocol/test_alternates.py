@@ -12,13 +12,12 @@ def hash_of(*token_ids):
     return TokenLog(token_ids).hash_at(len(token_ids))
 
 
-def put(alternates, context, *token_ids, note=None):
-    return alternates.put(len(context), hash_of(*context), token_ids, note)
+def put(alternates, context, *token_ids):
+    return alternates.put(len(context), hash_of(*context), token_ids)
 
 
 def take(alternates, *context):
-    taken = alternates.take(len(context), hash_of(*context))
-    return [alternate.token_id for alternate in taken]
+    return alternates.take(len(context), hash_of(*context))
 
 
 def test_nothing():
@@ -102,15 +101,6 @@ def test_of_two_continuations_the_newer_stays():
     put(alternates, (1, 2), 10, 11)
     assert put(alternates, (1, 2), 20) == 1
     assert take(alternates, 1, 2) == [20]
-
-
-def test_each_token_has_the_note_of_its_message():
-    alternates = Alternates()
-    put(alternates, (1, 2), 10, 11, note="first")
-    put(alternates, (1, 2, 10, 11), 12, note="second")
-    put(alternates, (1, 2), 10, note="late copy")
-    taken = alternates.take(2, hash_of(1, 2))
-    assert [alternate.note for alternate in taken] == ["first", "first", "second"]
 
 
 def test_what_is_committed_is_dropped():

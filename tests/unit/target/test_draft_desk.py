@@ -7,6 +7,7 @@ from llguidance import LLMatcher
 
 from paceline.engine.base import EngineInfo
 from paceline.grammars import load_grammars
+from paceline.metrics import target_catalog as catalog
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import (
     CloseReason,
@@ -18,6 +19,7 @@ from paceline.protocol.messages import (
     OpenStatus,
 )
 from paceline.sampling.params import SamplingParams
+from paceline.target.metrics import target_snapshot
 
 SECOND = 1_000_000
 PROMPT = (1, 2, 3)
@@ -209,7 +211,8 @@ class TestProposals:
         rig.desk.receive(1, draft(rig, 12, start=7), 5)
         rig.desk.receive(1, draft(rig, 20, start=4), 5)
         rig.desk.receive(1, draft(rig, 20, epoch=0), 5)
-        seen = {k: v for k, v in rig.desk.counts.items() if k not in ("attached", "opened")}
+        others = ("attached", "opened", "dropped_tokens")
+        seen = {k: v for k, v in rig.desk.counts.items() if k not in others}
         assert seen == {"kept": 1, "duplicate": 1, "gap": 1, "diverged": 1, "stale_epoch": 1}
         assert sequence_of(rig).session.log.slice(3) == (10, 11)
         assert rig.desk.pool.get(1).strikes == 0
@@ -228,6 +231,15 @@ class TestProposals:
         rig.desk.receive(1, draft(rig, 12, start=6, last_round=0), 5)
         assert rig.desk.counts["stale"] == 1
         assert rig.take_sent() == []
+
+    def test_what_came_too_late_is_wasted(self, make_rig):
+        rig = opened_rig(make_rig)
+        rig.desk.receive(1, replace(draft(rig, 20, 21, 22), context_hash=1), 5)
+        rig.step()
+        rig.desk.receive(1, draft(rig, 12, 13, start=6, last_round=0), 5)  # before our correction
+        assert (rig.desk.counts["diverged"], rig.desk.counts["stale"]) == (1, 1)
+        snapshot = target_snapshot(rig.scheduler, {}, None)
+        assert snapshot.get(catalog.WASTED_TOKENS) == 5
 
     def test_draft_time_is_learnt_from_kept_ones(self, make_rig):
         rig = opened_rig(make_rig)

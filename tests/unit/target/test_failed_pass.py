@@ -8,9 +8,11 @@ from llguidance import LLMatcher
 from paceline import grammars
 from paceline.engine.base import EngineInfo
 from paceline.engine.toy import ToyEngine
+from paceline.metrics import target_catalog as catalog
 from paceline.protocol.link import LinkState
 from paceline.protocol.messages import CloseReason, CloseSession, OpenSession
 from paceline.sampling.params import SamplingParams
+from paceline.target.metrics import target_snapshot
 from tests.unit.target.conftest import INFO, PlantedError
 
 PROMPT = tuple(range(1, 41))
@@ -61,6 +63,13 @@ def planned(plans):
     return [[entry.session_id for entry in plan.entries] for plan in plans]
 
 
+def ended_counts(rig):
+    """What `paceline_sequences_ended_total` says."""
+    snapshot = target_snapshot(rig.scheduler, {}, None)
+    counts = {reason: snapshot.get(catalog.ENDED, reason) for reason in catalog.ENDINGS}
+    return {reason: count for reason, count in counts.items() if count}
+
+
 class TestWhoEnds:
     def test_only_the_one_whose_grammar_grows_too_costly(self, make_rig, monkeypatch):
         """It compiles, and after four tokens the next mask costs more than one may."""
@@ -93,6 +102,7 @@ class TestWhoEnds:
         assert [(i, error.code, error.status) for i, error in rig.ended] == [
             (bad, "engine_error", 500)
         ]
+        assert ended_counts(rig) == {"finished": 4, "failed": 1}
         for start, session_id in enumerate(ids, 1):
             whole = rig.oracle((start, 2, 3), 30, seed=start)
             assert rig.out[session_id] == ([] if session_id == bad else whole)
@@ -331,6 +341,7 @@ class TestBrokenEngine:
         assert [i for i, _ in ended] == [*a, *b, *c]
         assert [e.code for _, e in ended] == ["engine_broken"] * 4 + ["target_lost"] * 2
         assert {(e.status, e.retry_after_s) for _, e in ended} == {(503, 1)}
+        assert ended_counts(rig) == {"failed": 6}
         rig.check_clean()
 
     def test_a_running_request_that_was_not_in_the_pass(self, make_rig):
@@ -341,6 +352,15 @@ class TestBrokenEngine:
             (first, "engine_broken"),
             (second, "target_lost"),
         ]
+        rig.check_clean()
+
+    def test_who_was_aborted_amid_it_is_counted_once(self, make_rig):
+        rig = make_rig()
+        first, _ = rig.add(), rig.add((9, 8))
+        plan = rig.scheduler.plan(rig.now)
+        assert rig.scheduler.abort(first)
+        rig.scheduler.break_pass(plan)
+        assert ended_counts(rig) == {"aborted": 1, "failed": 1}
         rig.check_clean()
 
     def test_drafts_are_told(self, make_rig):

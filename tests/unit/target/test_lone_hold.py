@@ -71,7 +71,7 @@ class TestHolds:
         costs(rig, rtt_us=10 * MS)
         session = rig.scheduler._sequences[1].session
         assert isinstance(rig.scheduler.plan(3500), Hold)
-        session.adopted = (None,)
+        session.num_adopted = 1
         rig.scheduler._sequences[1].hold_until_us = 0
         plan = rig.scheduler.plan(3500)
         assert len(plan.entries[0].draft_token_ids) == 1

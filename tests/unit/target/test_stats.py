@@ -75,3 +75,10 @@ def test_proposals_that_nobody_will_verify(
     session.log.extend((5, 6, 7, 8))
     assert session.window_len == 4
     assert num_unused(session, num_verified, Acceptance(num_accepted, token)) == expected
+
+
+def test_nobody_waits_less_than_no_time() -> None:
+    """A pass that ended before the request came may give it its place."""
+    stats = SchedulerStats()
+    stats.admit(-3000, 0)
+    assert (stats.queue_s.total, stats.queue_s.counts[0]) == (0.0, 1)
