@@ -279,8 +279,7 @@ class Auditor:
                 return
             is_tie: bool | None = False
             if at < min(len(sent), len(plain)):
-                tolerance = self.config.tie_tolerance
-                is_tie = await runs.is_tie(choice, sent[:at], sent[at], plain[at], tolerance)
+                is_tie = await runs.is_tie(choice, sent[:at], sent[at], self.config.tie_tolerance)
             if is_tie is None:
                 counts.skipped[Skip.UNDECIDED] += 1
                 return

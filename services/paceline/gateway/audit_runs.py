@@ -67,15 +67,15 @@ class ReRuns:
         return tuple(i for delta in await self._run(again) for i in delta.token_ids)
 
     async def is_tie(
-        self, choice: int, output: tuple[int, ...], sent: int, plain: int, tolerance: float
+        self, choice: int, output: tuple[int, ...], sent: int, tolerance: float
     ) -> bool | None:
-        """Whether a logit or two that differ by `tolerance` would have made the plain target
-        write `sent` instead of `plain`: it is asked again, with the one a bit dearer.
+        """Whether one logit larger by `tolerance` would have made the plain target write `sent`:
+        it is asked again so.
 
         So every processor, the noise and each filter's edge have their part, and the target
         itself is the judge. None: it cannot be asked.
         """
-        nudged = nudge(self.request.sampling, sent, plain, tolerance)
+        nudged = nudge(self.request.sampling, sent, tolerance)
         if nudged is None:
             return None
         return (await self.plain(choice, output, len(output) + 1, nudged)) == (sent,)
@@ -118,16 +118,14 @@ class ReRuns:
                         await self.targets.abort(request.request_id)
 
 
-def nudge(
-    sampling: SamplingParams, sent: int, plain: int, tolerance: float
-) -> SamplingParams | None:
-    """The same with `sent` dearer than `plain` by `tolerance`, half of it each. None: there is no
-    room for that."""
+def nudge(sampling: SamplingParams, token_id: int, tolerance: float) -> SamplingParams | None:
+    """The same with one logit raised by `tolerance`. None: there is no room for that.
+
+    No other is lowered: a third token as near would then win.
+    """
     biases = dict(sampling.logit_bias)
-    half = tolerance / 2.0
-    biases[sent] = biases.get(sent, 0.0) + half
-    biases[plain] = biases.get(plain, 0.0) - half
-    if any(abs(biases[i]) > MAX_LOGIT_BIAS for i in (sent, plain)):
+    biases[token_id] = biases.get(token_id, 0.0) + tolerance
+    if biases[token_id] > MAX_LOGIT_BIAS:
         return None
     try:
         return replace(sampling, logit_bias=tuple(sorted(biases.items())))

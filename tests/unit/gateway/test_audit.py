@@ -17,6 +17,7 @@ from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
 from paceline.generation import Resumption, RoundDelta, SpeculationRequest
 from paceline.sampling.params import MAX_LOGIT_BIASES, SamplingParams, VerificationMode
+from paceline.sampling.processors import process_logits
 from tests.unit.gateway.audit_tools import ON, TEXT, TRACE, done, errors, reruns
 from tests.unit.gateway.test_metrics import scrape
 
@@ -84,11 +85,11 @@ async def test_a_mismatch(
     samples = await scrape(harness)
     assert samples["paceline_audit_mismatches_total"] == 1
     assert samples["paceline_audit_requests_total"] == 1
-    # The question whether it is a tie: the same place, with the ids a bit nearer to each other.
+    # The question whether it is a tie: the same place, with the client's id a bit likelier.
     _, question = reruns(harness)
     assert question.resumption == Resumption(1, (tuple(b"se"),))
     assert question.max_tokens == 3
-    assert question.sampling.logit_bias == ((88, 0.125), (99, -0.125))
+    assert question.sampling.logit_bias == ((88, 0.25),)
 
 
 async def test_ties_are_followed_along_the_clients_text(
@@ -283,12 +284,22 @@ def test_first_difference(sent: list[int], plain: list[int], at: int | None) -> 
 
 def test_nudges() -> None:
     base = SamplingParams(logit_bias=((5, 1.0),))
-    nudged = nudge(base, 5, 3, 0.5)
+    nudged = nudge(base, 5, 0.5)
     assert nudged is not None
-    assert nudged.logit_bias == ((3, -0.25), (5, 1.25))
-    assert nudge(SamplingParams(logit_bias=((5, 100.0),)), 5, 3, 0.5) is None
+    assert nudged.logit_bias == ((5, 1.5),)
+    assert nudge(SamplingParams(logit_bias=((5, 100.0),)), 5, 0.5) is None
     many = tuple((i, 1.0) for i in range(MAX_LOGIT_BIASES))
-    assert nudge(SamplingParams(logit_bias=many), 5000, 1, 0.5) is None
+    assert nudge(SamplingParams(logit_bias=many), 5000, 0.5) is None
+
+
+@pytest.mark.parametrize(("tolerance", "winner"), [(0.25, 12), (0.19, 10)])
+def test_a_tie_of_three(tolerance: float, winner: int) -> None:
+    """The client's, the last one, is 0.2 behind, and a third one lies between."""
+    logits = [0.0] * 10 + [10.0, 9.99, 9.8]
+    nudged = nudge(SamplingParams(temperature=0.0), 12, tolerance)
+    assert nudged is not None
+    raised = process_logits(logits, nudged, (1,), ())
+    assert max(range(13), key=lambda i: raised[i]) == winner
 
 
 async def test_what_cannot_be_asked_is_no_mismatch(make_harness: Any, round_of: RoundOf) -> None:
