@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,14 @@ import pytest
 from paceline import logs
 from paceline.errors import OverloadedError, RequestError
 from paceline.gateway.audit import MAX_TIES, AuditCounts, Skip, first_difference
+from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.audit_runs import nudge
 from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
 from paceline.generation import Resumption, RoundDelta, SpeculationRequest
+from paceline.metrics import audit_catalog
+from paceline.metrics.metric import Role
+from paceline.metrics.snapshot import Snapshot
 from paceline.sampling.params import MAX_LOGIT_BIASES, SamplingParams, VerificationMode
 from paceline.sampling.processors import process_logits
 from tests.unit.gateway.audit_tools import ON, TEXT, TRACE, done, errors, reruns
@@ -251,6 +256,24 @@ async def test_a_silent_target_ends_one_audit(make_harness: Any, round_of: Round
     await harness.complete()
     assert (await done(harness)).skipped == {Skip.ERROR: 1}
     assert harness.targets.aborts == ["cmpl-0~audit1"]
+
+
+class Growing(Counter[Skip]):
+    """The event loop adds a reason while another thread reads."""
+
+    def __iter__(self) -> Iterator[Skip]:
+        for skip in super().__iter__():
+            self[Skip.BUSY] += 1
+            yield skip
+
+    def items(self) -> Any:
+        return ((skip, self[skip]) for skip in self)
+
+
+def test_counts_grow_while_they_are_read() -> None:
+    snapshot = Snapshot(Role.GATEWAY)
+    fill_audit(snapshot, {"toy": AuditCounts(skipped=Growing({Skip.FULL: 2}))})
+    assert snapshot.get(audit_catalog.SKIPPED, "toy", "full") == 2
 
 
 # ---------------------------------------------------------------------------------------- details
