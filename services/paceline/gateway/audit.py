@@ -236,11 +236,14 @@ class Auditor:
         except (GiveWay, OverloadedError):
             counts.skipped[Skip.BUSY] += 1
         except (RequestError, TimeoutError) as error:
-            logger.warning("audit failed: %s", error, extra=_about(sample))
+            # Its message may quote the client's text.
+            code = error.code if isinstance(error, RequestError) else None
+            logger.warning("audit failed: %s", code or type(error).__name__, extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
-        except Exception:
+        except Exception as error:
             # A bug here must not end the audit of what comes.
-            logger.exception("audit failed", extra=_about(sample))
+            shown = logs.without_message(error)
+            logger.exception("audit failed", exc_info=shown, extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
         else:
             counts.num_requests += 1

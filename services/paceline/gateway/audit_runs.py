@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from paceline.gateway.failover import target_lost
 from paceline.gateway.targets import ABORT_TIMEOUT_S, TargetClient, next_delta
 from paceline.generation import (
     GenerateRequest,
@@ -109,6 +110,9 @@ class ReRuns:
                 if not self.may_go_on():
                     raise GiveWay
             is_over = True
+            # One choice is one request, and its last round says that it is whole.
+            if not deltas or deltas[-1].finish_reason is None:
+                raise target_lost()
             return deltas
         finally:
             if not is_over:

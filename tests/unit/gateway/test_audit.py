@@ -73,7 +73,7 @@ async def test_a_mismatch(
     """Said once, with its place and the two ids, and with no text."""
     harness = make_harness(audit=ON)
     wrong = [round_of("seXret", "length")]
-    harness.targets.first_scripts = [wrong, [round_of("secret", "length")], [round_of("c")]]
+    harness.targets.first_scripts = [wrong, [round_of("secret", "length")], [round_of("c", "length")]]
     body = {"model": "toy", "prompt": "hi", "max_tokens": 20, "temperature": 0}
     answer = await harness.post(TEXT, body, headers={"traceparent": TRACE})
     assert answer.status_code == 200
@@ -189,7 +189,7 @@ async def test_who_leaves_is_audited_as_far_as_it_came(
 async def test_a_stop_string_is_no_difference(make_harness: Any, round_of: RoundOf) -> None:
     """The target went on in that round, and the plain one does, too."""
     harness = make_harness(audit=ON)
-    harness.targets.script = [round_of("abcXyz")]
+    harness.targets.script = [round_of("abcXyz", "length")]
     await harness.complete(stop="X")
     counts = await done(harness)
     assert (counts.num_tokens, counts.num_mismatches) == (6, 0)
@@ -248,6 +248,39 @@ async def test_a_target_that_fails_ends_one_audit(
     counts = await done(harness)
     assert (counts.num_requests, counts.skipped) == (1, {reason: 1})
     assert await harness.is_idle()
+
+
+async def test_a_stream_that_breaks_off_is_no_text(make_harness: Any, round_of: RoundOf) -> None:
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [[round_of("abcd", "length")], [round_of("ab")]]
+    harness.targets.script = []
+    await harness.complete()
+    counts = await done(harness)
+    assert (counts.num_mismatches, counts.skipped) == (0, {Skip.ERROR: 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RequestError("my secret", None, "target_lost", 503), "target_lost"),
+        (RequestError("my secret"), "RequestError"),
+        (ZeroDivisionError("my secret"), "ZeroDivisionError, message withheld"),
+    ],
+)
+async def test_what_a_target_says_is_not_logged(
+    error: Exception,
+    shown: str,
+    make_harness: Any,
+    round_of: RoundOf,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may quote the client's text."""
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [[round_of("ab", "length")], [error]]
+    await harness.complete()
+    await done(harness)
+    assert shown in caplog.text
+    assert "secret" not in caplog.text
 
 
 async def test_a_silent_target_ends_one_audit(make_harness: Any, round_of: RoundOf) -> None:
