@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.gateway.audit import AuditCounts, Skip
+from paceline.gateway.audit_samples import AuditCounts, Skip
 from paceline.metrics import audit_catalog as catalog
 from paceline.metrics.snapshot import Snapshot
 

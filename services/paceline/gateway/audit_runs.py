@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
+from paceline.errors import OverloadedError
 from paceline.gateway.failover import target_lost
 from paceline.gateway.targets import ABORT_TIMEOUT_S, TargetClient, next_delta
 from paceline.generation import (
@@ -29,17 +30,24 @@ class GiveWay(Exception):
     """Clients need the service: the audit ends here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReRuns:
-    """Re-runs of one request. `may_go_on` is asked after every round."""
+    """Re-runs of one request. `may_go_on` is asked after every round. `timeout_s`: of each run.
+
+    `pause` is awaited before a run that clients ended is repeated; None: the audit ends there, as
+    it does in any case when a target has no place for the very first run.
+    """
 
     request: GenerateRequest
     mode: VerificationMode
     targets: TargetClient
     cache_salt: int
     silence_s: float
+    timeout_s: float
     may_go_on: Callable[[], bool]
     new_name: Callable[[], str]
+    pause: Callable[[], Awaitable[None]] | None = None
+    _has_begun: bool = field(default=False, init=False)
 
     async def plain(
         self,
@@ -99,7 +107,18 @@ class ReRuns:
         return first.prompt_logprobs[len(prompt) - 1 :]
 
     async def _run(self, request: GenerateRequest) -> list[RoundDelta]:
-        """Raises what the target raises, and GiveWay."""
+        """Raises what the target raises, TimeoutError and GiveWay."""
+        while True:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    return await self._try(request)
+            except (GiveWay, OverloadedError):
+                if self.pause is None or not self._has_begun:
+                    raise
+                await self.pause()
+            request = replace(request, request_id=self.new_name())
+
+    async def _try(self, request: GenerateRequest) -> list[RoundDelta]:
         stream = self.targets.generate(request)
         rounds = aiter(stream)
         deltas: list[RoundDelta] = []
@@ -107,6 +126,7 @@ class ReRuns:
         try:
             while (delta := await next_delta(rounds, self.silence_s)) is not None:
                 deltas.append(delta)
+                self._has_begun = True
                 if not self.may_go_on():
                     raise GiveWay
             is_over = True

@@ -12,9 +12,10 @@ import pytest
 
 from paceline import logs
 from paceline.errors import OverloadedError, RequestError
-from paceline.gateway.audit import MAX_TIES, AuditCounts, Skip, first_difference
+from paceline.gateway.audit import MAX_TIES, first_difference
 from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.audit_runs import nudge
+from paceline.gateway.audit_samples import AuditCounts, Skip
 from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
 from paceline.generation import Resumption, RoundDelta, SpeculationRequest
@@ -73,7 +74,11 @@ async def test_a_mismatch(
     """Said once, with its place and the two ids, and with no text."""
     harness = make_harness(audit=ON)
     wrong = [round_of("seXret", "length")]
-    harness.targets.first_scripts = [wrong, [round_of("secret", "length")], [round_of("c", "length")]]
+    harness.targets.first_scripts = [
+        wrong,
+        [round_of("secret", "length")],
+        [round_of("c", "length")],
+    ]
     body = {"model": "toy", "prompt": "hi", "max_tokens": 20, "temperature": 0}
     answer = await harness.post(TEXT, body, headers={"traceparent": TRACE})
     assert answer.status_code == 200
@@ -314,7 +319,7 @@ def test_counts_grow_while_they_are_read() -> None:
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25), (1.0, 1.0), (0.0, 0.0)])
 async def test_the_coin(ratio: float, share: float, make_harness: Any) -> None:
-    harness = make_harness(audit={"sample_ratio": ratio})
+    harness = make_harness(audit={"sample_ratio": ratio, "max_pending": 128})
     body = CompletionBody(model="toy", prompt="hi")
     (plan,) = await harness.service.plans(Endpoint.COMPLETIONS, body)
     audit, numbers = harness.service.audit, range(0, 2**64, 2**64 // 128)
@@ -364,3 +369,20 @@ async def test_what_cannot_be_asked_is_no_mismatch(make_harness: Any, round_of: 
     await harness.complete(logit_bias={"98": 100})
     counts = await done(harness)
     assert (counts.num_mismatches, counts.skipped) == (0, {Skip.UNDECIDED: 1})
+    assert counts.num_requests == 0
+
+
+async def test_undecided_choices_are_one_undecided_request(
+    make_harness: Any, round_of: RoundOf
+) -> None:
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [
+        [round_of("ab", "length", choice=i) for i in range(3)],
+        [round_of("ax", "length")],
+        [round_of("ax", "length", choice=1)],
+        [round_of("ab", "length", choice=2)],
+    ]
+    await harness.complete(logit_bias={"98": 100}, n=3)
+    counts = await done(harness)
+    assert (counts.num_requests, counts.skipped) == (0, {Skip.UNDECIDED: 1})
+    assert len(reruns(harness)) == 3, "all choices are looked at"
