@@ -60,6 +60,12 @@ def extra(ids: RequestIds | None = None, **fields: Any) -> dict[str, Any]:
     return {IDS: ids, FIELDS: fields}
 
 
+def without_message(error: Exception) -> Exception:
+    """The same traceback; an exception's message may quote the client's text."""
+    shown = RuntimeError(f"{type(error).__name__}, message withheld")
+    return shown.with_traceback(error.__traceback__)
+
+
 class ContextFilter(logging.Filter):
     """Drops nothing. Notes the ids where the line is logged: it may be formatted elsewhere."""
 

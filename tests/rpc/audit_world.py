@@ -22,7 +22,7 @@ from paceline.engine.timed import TimedEngine
 from paceline.engine.toy import ToyEngine
 from paceline.engine.toy_rules import ToyRow
 from paceline.engine.worker import EngineWorker
-from paceline.gateway.audit import AuditCounts
+from paceline.gateway.audit_samples import AuditCounts
 from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
 from paceline.gateway.service import GatewayService, ServedModel

@@ -9,10 +9,16 @@ sequential two-sample test (`betting`), whose alarm comes once, and from a right
 probability `audit.false_alarm_rate`, ever.
 
 Serving goes on whatever is found. An audit is one request at a time, in the background; it waits
-while the gateway is busy, and is given up, and counted as skipped, when clients come. Which
-requests are sampled is decided before their first token, and those that their client left are
-compared as far as they came: else what is looked at would depend on what was written. In rejection
-modes, requests whose client chose the seed are left out: the same noise again is no new evidence.
+while the gateway is busy. When clients come it is given up and counted as skipped.
+
+No evidence may be chosen by what it says. So requests are sampled, and get their place in the
+queue, before their first token; those that their client left are compared as far as they came. Of
+laws more is needed: they are weighed in the order in which their requests began; a text that was
+ended for what it says (a stop string, a client that left) is gone on with as the law has it; and a
+run that clients ended is repeated until it is whole, the same text again, since the longer one
+gets, the likelier they end it. (A target that fails takes long texts rather than short ones, too:
+as long as that is rare, `audit.law_tolerance` covers it.) Requests whose client chose the seed are
+left out: the same noise again is no new evidence.
 
 Knows no HTTP, no Ray and no text.
 """
@@ -21,10 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from paceline import logs
@@ -41,10 +45,11 @@ from paceline.gateway.audit_law import (
     token_values,
 )
 from paceline.gateway.audit_runs import GiveWay, ReRuns
+from paceline.gateway.audit_samples import REJECTION_MODES, AuditCounts, Sample, Skip
 from paceline.gateway.betting import SequentialTest
 from paceline.gateway.plan import Plan
 from paceline.gateway.targets import ServedModel
-from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
+from paceline.generation import GenerateRequest, TokenLogprobs
 from paceline.logs import RequestIds
 from paceline.sampling.params import SamplingParams, VerificationMode
 
@@ -55,58 +60,7 @@ PAUSE_S = 0.25
 # Of one choice: a text that parts from itself more often is not compared any further.
 MAX_TIES = 8
 _NUM_SEEDS = 2**64
-_REJECTION = (VerificationMode.REJECTION, VerificationMode.BLOCK)
 _TOKENS, _PAIRS = 0, 1
-
-
-class Skip(StrEnum):
-    """Why a sampled request was not audited."""
-
-    PLAIN = "plain"  # no draft had a part in it
-    SEEDED = "seeded"  # a rejection mode with the client's seed
-    LONG_PROMPT = "long_prompt"  # audit.max_prompt_tokens
-    FULL = "full"  # audit.max_pending
-    BUSY = "busy"  # clients needed the service
-    ERROR = "error"  # the target failed on the re-run
-    UNDECIDED = "undecided"  # the texts part, and whether it is a tie cannot be asked
-
-
-@dataclass(slots=True)
-class AuditCounts:
-    """Of one served model, since the start. `num_alarms` is 0 or 1."""
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    num_ties: int = 0
-    num_mismatches: int = 0
-    num_alarms: int = 0
-    e_value: float = 1.0
-    skipped: Counter[Skip] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class Sample:
-    """A request that is to be audited, as its tokens come. `ended`: choices that their target
-    ended."""
-
-    model: str
-    request: GenerateRequest
-    mode: VerificationMode
-    max_tokens: int
-    has_stop_strings: bool
-    texts: list[list[int]]
-    ended: set[int] = field(default_factory=set)
-
-    def receive(self, delta: RoundDelta) -> None:
-        text = self.texts[delta.choice]
-        text += delta.token_ids[: self.max_tokens - len(text)]
-        if delta.finish_reason:
-            self.ended.add(delta.choice)
-
-    def is_whole(self, choice: int) -> bool:
-        """Whether nobody but the law, or a length fixed before, has ended this text."""
-        is_long = len(self.texts[choice]) >= self.max_tokens
-        return is_long or (choice in self.ended and not self.has_stop_strings)
 
 
 @dataclass(slots=True)
@@ -156,9 +110,11 @@ class Auditor:
         }
         # Of all models together one may ever be wrong with this probability.
         self.alarm_at = len(models) / config.false_alarm_rate
-        self._pending: deque[Sample] = deque()
+        # In the order in which their requests began. Invariant: <= config.max_pending.
+        self._pending: list[Sample] = []
         self._worker: asyncio.Task[None] | None = None
         self._num_runs = 0
+        self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
@@ -167,7 +123,9 @@ class Auditor:
     def begin(self, plan: Plan) -> Sample | None:
         """Toss the coin. None: this request is not audited."""
         ratio = self.config.sample_ratio
-        if not ratio or plan.is_prompt_only or self._random_seed() >= ratio * _NUM_SEEDS:
+        if not ratio or self._is_closed or plan.is_prompt_only:
+            return None
+        if self._random_seed() >= ratio * _NUM_SEEDS:
             return None
         request, model = plan.request, self._models[plan.model]
         mode = _mode(request, VerificationMode(model.speculation.mode))
@@ -175,75 +133,99 @@ class Auditor:
         if why_not is not None:
             self.counts[plan.model].skipped[why_not] += 1
             return None
-        return Sample(
-            plan.model,
-            request,
-            mode,
-            min(self.config.max_tokens, request.max_tokens),
-            bool(plan.stop),
-            [[] for _ in range(request.n)],
-        )
+        max_tokens = min(self.config.max_tokens, request.max_tokens)
+        sample = Sample(plan.model, request, mode, max_tokens, [[] for _ in range(request.n)])
+        self._pending.append(sample)
+        return sample
 
     def _why_not(self, plan: Plan, mode: VerificationMode) -> Skip | None:
         asked, model = plan.request.speculation, self._models[plan.model]
         if "off" in (asked.method, model.speculation.method) or asked.max_tokens == 0:
             return Skip.PLAIN
-        if mode in _REJECTION and plan.is_seeded:
+        if mode in REJECTION_MODES and plan.is_seeded:
             return Skip.SEEDED
         if plan.num_prompt_tokens > self.config.max_prompt_tokens:
             return Skip.LONG_PROMPT
+        if len(self._pending) >= self.config.max_pending:
+            return Skip.FULL
         return None
 
     def end(self, sample: Sample | None) -> None:
         """The request is over, however."""
-        if sample is None or not any(sample.texts):
+        if sample is None:
             return
-        if len(self._pending) >= self.config.max_pending:
-            self.counts[sample.model].skipped[Skip.FULL] += 1
-            return
-        self._pending.append(sample)
-        if self._worker is None:
-            self._worker = asyncio.ensure_future(self._work())
-            self._worker.add_done_callback(self._end_work)
+        sample.is_over = True
+        if not any(sample.texts) and sample in self._pending:
+            self._pending.remove(sample)
+        self._start()
 
     async def close(self) -> None:
-        """Give up whatever waits or runs."""
+        """Give up whatever waits or runs, and begin nothing more."""
+        self._is_closed = True
         self._pending.clear()
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait({self._worker})
 
+    def _start(self) -> None:
+        if self._worker is None and not self._is_closed and self._next() is not None:
+            self._worker = asyncio.ensure_future(self._work())
+            self._worker.add_done_callback(self._end_work)
+
     def _end_work(self, worker: asyncio.Task[None]) -> None:
         self._worker = None
+        if not worker.cancelled():
+            self._start()  # for who came after its last look
 
     def _may_go_on(self) -> bool:
         return self._load() <= self.config.max_load
 
+    async def _may_begin(self) -> None:
+        while not self._may_go_on():
+            await self._sleep(PAUSE_S)
+
+    async def _pause(self) -> None:
+        await self._sleep(PAUSE_S)
+        await self._may_begin()
+
+    def _next(self) -> Sample | None:
+        """The first that is over; no law before one whose request began earlier, or short texts
+        would be weighed first."""
+        is_held = False
+        for sample in self._pending:
+            if sample.is_over and not (is_held and sample.is_of_law):
+                return sample
+            is_held = is_held or sample.is_of_law
+        return None
+
     async def _work(self) -> None:
-        while self._pending:
-            while not self._may_go_on():
-                await self._sleep(PAUSE_S)
-            await self._audit(self._pending.popleft())
+        while (sample := self._next()) is not None:
+            await self._may_begin()
+            self._pending.remove(sample)
+            await self._audit(sample)
 
     async def _audit(self, sample: Sample) -> None:
         counts = self.counts[sample.model]
         try:
-            async with asyncio.timeout(self._timeout_s):
-                if sample.mode in _REJECTION:
-                    await self._weigh_all(sample, self._runs(sample))
-                else:
-                    await self._compare_all(sample, self._runs(sample))
+            audit = self._weigh_all if sample.is_of_law else self._compare_all
+            is_decided = await audit(sample, self._runs(sample))
         except (GiveWay, OverloadedError):
             counts.skipped[Skip.BUSY] += 1
         except (RequestError, TimeoutError) as error:
-            logger.warning("audit failed: %s", error, extra=_about(sample))
+            # Its message may quote the client's text.
+            code = error.code if isinstance(error, RequestError) else None
+            logger.warning("audit failed: %s", code or type(error).__name__, extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
-        except Exception:
+        except Exception as error:
             # A bug here must not end the audit of what comes.
-            logger.exception("audit failed", extra=_about(sample))
+            shown = logs.without_message(error)
+            logger.exception("audit failed", exc_info=shown, extra=_about(sample))
             counts.skipped[Skip.ERROR] += 1
         else:
-            counts.num_requests += 1
+            if is_decided:
+                counts.num_requests += 1
+            else:
+                counts.skipped[Skip.UNDECIDED] += 1
 
     def _runs(self, sample: Sample) -> ReRuns:
         return ReRuns(
@@ -252,8 +234,10 @@ class Auditor:
             self._models[sample.model].targets,
             self._random_seed(),
             self._silence_s,
+            self._timeout_s,
             self._may_go_on,
             lambda: self._new_name(sample.request),
+            self._pause if sample.is_of_law else None,
         )
 
     def _new_name(self, request: GenerateRequest) -> str:
@@ -262,40 +246,44 @@ class Auditor:
 
     # -- the same text ----------------------------------------------------------------------
 
-    async def _compare_all(self, sample: Sample, runs: ReRuns) -> None:
-        for choice, text in enumerate(sample.texts):
-            if text:
-                await self._compare(sample, runs, choice, tuple(text))
+    async def _compare_all(self, sample: Sample, runs: ReRuns) -> bool:
+        """Whether all of it could be decided."""
+        decided = [
+            await self._compare(sample, runs, choice, tuple(text))
+            for choice, text in enumerate(sample.texts)
+            if text
+        ]
+        return all(decided)
 
     async def _compare(
         self, sample: Sample, runs: ReRuns, choice: int, sent: tuple[int, ...]
-    ) -> None:
+    ) -> bool:
+        """Whether it could be decided."""
         counts, start = self.counts[sample.model], 0
         for _ in range(MAX_TIES + 1):
             plain = sent[:start] + await runs.plain(choice, sent[:start], len(sent))
             at = first_difference(sent, plain)
             counts.num_tokens += (len(sent) if at is None else at + 1) - start
             if at is None:
-                return
+                return True
             is_tie: bool | None = False
             if at < min(len(sent), len(plain)):
-                tolerance = self.config.tie_tolerance
-                is_tie = await runs.is_tie(choice, sent[:at], sent[at], plain[at], tolerance)
+                is_tie = await runs.is_tie(choice, sent[:at], sent[at], self.config.tie_tolerance)
             if is_tie is None:
-                counts.skipped[Skip.UNDECIDED] += 1
-                return
+                return False
             if not is_tie:
                 counts.num_mismatches += 1
                 _log_mismatch(sample, choice, at, sent, plain)
-                return
+                return True
             counts.num_ties += 1
             start = at + 1
             if start == len(sent):
-                return
+                break
+        return True
 
     # -- the same law -----------------------------------------------------------------------
 
-    async def _weigh_all(self, sample: Sample, runs: ReRuns) -> None:
+    async def _weigh_all(self, sample: Sample, runs: ReRuns) -> bool:
         evidence = _Evidence()
         for choice, text in enumerate(sample.texts):
             await self._weigh(sample, runs, choice, tuple(text), evidence)
@@ -312,6 +300,7 @@ class Auditor:
                 sample.model, test.num_samples, counts.e_value, self.alarm_at,
                 extra=_about(sample),
             )  # fmt: skip
+        return True
 
     async def _weigh(
         self,
@@ -321,21 +310,25 @@ class Auditor:
         sent: tuple[int, ...],
         evidence: _Evidence,
     ) -> None:
-        request = sample.request
         # A text that fills the context leaves no place for the token that scoring it makes.
-        model = self._models[sample.model]
-        room = model.max_model_len - len(request.prompt_token_ids) - 1
-        sent = sent[:room]
+        room = self._models[sample.model].max_model_len - len(sample.request.prompt_token_ids) - 1
+        length = min(sample.max_tokens, room)
+        sent = sent[:length]
         if not sent:
             return
-        scored = await runs.score(sent, NUM_TOP)
-        evidence.tokens += await asyncio.to_thread(self._token_values, sample, scored, sent)
-        fresh = replace(request.sampling, seed=self._random_seed())
-        plain = (await runs.plain(choice, (), sample.max_tokens, fresh))[:room]
+        # First, as nothing that is known of the texts has a part in whether it may begin.
+        plain = await runs.plain(choice, (), length, self._fresh(sample))
+        whole = sent
+        if choice not in sample.ended and len(sent) < length:
+            whole += await runs.plain(choice, sent, length, self._fresh(sample))
+        scored = await runs.score(whole, NUM_TOP)
+        drafted = scored[: len(sent)]
+        evidence.tokens += await asyncio.to_thread(self._token_values, sample, drafted, sent)
         again = await runs.score(plain, 0)
-        evidence.pairs.append(
-            pair_values(_logprobs(scored), _logprobs(again), sent, plain, sample.is_whole(choice))
-        )
+        evidence.pairs.append(pair_values(_logprobs(scored), _logprobs(again), whole, plain))
+
+    def _fresh(self, sample: Sample) -> SamplingParams:
+        return replace(sample.request.sampling, seed=self._random_seed())
 
     def _token_values(
         self, sample: Sample, scored: Sequence[TokenLogprobs], sent: tuple[int, ...]

@@ -112,12 +112,11 @@ def pair_values(
     plain: Sequence[float],
     drafted_token_ids: Sequence[int],
     plain_token_ids: Sequence[int],
-    are_whole: bool,
 ) -> PairValues:
     """Statistics of two texts, by their tokens' log-probabilities under one law.
 
-    `are_whole`: both ended as the law has it, or are as long as is looked at. Where they part,
-    they do so behind the same prefix: that says something about any two texts.
+    Both must have ended as the law has it, or be as long as is looked at: nothing that one of them
+    says may have cut it short.
     """
     if list(drafted_token_ids) == list(plain_token_ids):
         return (None, None, None)
@@ -126,7 +125,7 @@ def pair_values(
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is not None:
         parting = _sign(drafted[at] - plain[at])
-    if not are_whole or not drafted or not plain:
+    if not drafted or not plain:
         return (parting, None, None)
     advantage = math.fsum(drafted) / len(drafted) - math.fsum(plain) / len(plain)
     return (parting, _sign(advantage), math.tanh(advantage / _CLEAR_ADVANTAGE))

@@ -1,15 +1,13 @@
-"""The audit's counts as the catalog's metrics. Knows no audit under way."""
+"""The audit's counts as the catalog's metrics, also from a thread while they grow. Knows no audit
+under way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.gateway.audit import AuditCounts
+from paceline.gateway.audit_samples import AuditCounts, Skip
 from paceline.metrics import audit_catalog as catalog
 from paceline.metrics.snapshot import Snapshot
-
-# It may grow beyond every number.
-MAX_E_VALUE = 1e300
 
 
 def fill_audit(snapshot: Snapshot, counts: Mapping[str, AuditCounts]) -> None:
@@ -20,6 +18,6 @@ def fill_audit(snapshot: Snapshot, counts: Mapping[str, AuditCounts]) -> None:
         snapshot.put(catalog.TIES, of_model.num_ties, model)
         snapshot.put(catalog.MISMATCHES, of_model.num_mismatches, model)
         snapshot.put(catalog.ALARMS, of_model.num_alarms, model)
-        skipped = {skip.value: number for skip, number in of_model.skipped.items()}
+        skipped = {skip.value: of_model.skipped.get(skip, 0) for skip in Skip}
         snapshot.put_each(catalog.SKIPPED, skipped, model)
-        snapshot.put(catalog.E_VALUE, min(of_model.e_value, MAX_E_VALUE), model)
+        snapshot.put(catalog.E_VALUE, of_model.e_value, model)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 
+from paceline.errors import OverloadedError
+from paceline.gateway.failover import target_lost
 from paceline.gateway.targets import ABORT_TIMEOUT_S, TargetClient, next_delta
 from paceline.generation import (
     GenerateRequest,
@@ -28,17 +30,24 @@ class GiveWay(Exception):
     """Clients need the service: the audit ends here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReRuns:
-    """Re-runs of one request. `may_go_on` is asked after every round."""
+    """Re-runs of one request. `may_go_on` is asked after every round. `timeout_s`: of each run.
+
+    `pause` is awaited before a run that clients ended is repeated; None: the audit ends there, as
+    it does in any case when a target has no place for the very first run.
+    """
 
     request: GenerateRequest
     mode: VerificationMode
     targets: TargetClient
     cache_salt: int
     silence_s: float
+    timeout_s: float
     may_go_on: Callable[[], bool]
     new_name: Callable[[], str]
+    pause: Callable[[], Awaitable[None]] | None = None
+    _has_begun: bool = field(default=False, init=False)
 
     async def plain(
         self,
@@ -67,15 +76,15 @@ class ReRuns:
         return tuple(i for delta in await self._run(again) for i in delta.token_ids)
 
     async def is_tie(
-        self, choice: int, output: tuple[int, ...], sent: int, plain: int, tolerance: float
+        self, choice: int, output: tuple[int, ...], sent: int, tolerance: float
     ) -> bool | None:
-        """Whether a logit or two that differ by `tolerance` would have made the plain target
-        write `sent` instead of `plain`: it is asked again, with the one a bit dearer.
+        """Whether one logit larger by `tolerance` would have made the plain target write `sent`:
+        it is asked again so.
 
         So every processor, the noise and each filter's edge have their part, and the target
         itself is the judge. None: it cannot be asked.
         """
-        nudged = nudge(self.request.sampling, sent, plain, tolerance)
+        nudged = nudge(self.request.sampling, sent, tolerance)
         if nudged is None:
             return None
         return (await self.plain(choice, output, len(output) + 1, nudged)) == (sent,)
@@ -98,7 +107,18 @@ class ReRuns:
         return first.prompt_logprobs[len(prompt) - 1 :]
 
     async def _run(self, request: GenerateRequest) -> list[RoundDelta]:
-        """Raises what the target raises, and GiveWay."""
+        """Raises what the target raises, TimeoutError and GiveWay."""
+        while True:
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    return await self._try(request)
+            except (GiveWay, OverloadedError):
+                if self.pause is None or not self._has_begun:
+                    raise
+                await self.pause()
+            request = replace(request, request_id=self.new_name())
+
+    async def _try(self, request: GenerateRequest) -> list[RoundDelta]:
         stream = self.targets.generate(request)
         rounds = aiter(stream)
         deltas: list[RoundDelta] = []
@@ -106,9 +126,13 @@ class ReRuns:
         try:
             while (delta := await next_delta(rounds, self.silence_s)) is not None:
                 deltas.append(delta)
+                self._has_begun = True
                 if not self.may_go_on():
                     raise GiveWay
             is_over = True
+            # One choice is one request, and its last round says that it is whole.
+            if not deltas or deltas[-1].finish_reason is None:
+                raise target_lost()
             return deltas
         finally:
             if not is_over:
@@ -118,16 +142,14 @@ class ReRuns:
                         await self.targets.abort(request.request_id)
 
 
-def nudge(
-    sampling: SamplingParams, sent: int, plain: int, tolerance: float
-) -> SamplingParams | None:
-    """The same with `sent` dearer than `plain` by `tolerance`, half of it each. None: there is no
-    room for that."""
+def nudge(sampling: SamplingParams, token_id: int, tolerance: float) -> SamplingParams | None:
+    """The same with one logit raised by `tolerance`. None: there is no room for that.
+
+    No other is lowered: a third token as near would then win.
+    """
     biases = dict(sampling.logit_bias)
-    half = tolerance / 2.0
-    biases[sent] = biases.get(sent, 0.0) + half
-    biases[plain] = biases.get(plain, 0.0) - half
-    if any(abs(biases[i]) > MAX_LOGIT_BIAS for i in (sent, plain)):
+    biases[token_id] = biases.get(token_id, 0.0) + tolerance
+    if biases[token_id] > MAX_LOGIT_BIAS:
         return None
     try:
         return replace(sampling, logit_bias=tuple(sorted(biases.items())))

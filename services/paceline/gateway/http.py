@@ -226,7 +226,7 @@ class EdgeMiddleware:
         except RequestError as error:
             failure = error
         except Exception as error:  # the process edge
-            logger.exception("the request failed", exc_info=without_message(error))
+            logger.exception("the request failed", exc_info=logs.without_message(error))
             failure = internal_error()
         if failure is not None:
             log.outcome = failure.code or f"http_{failure.status}"
@@ -238,12 +238,6 @@ def trace_of(scope: Scope) -> Trace:
     """What the edge gave the request."""
     trace: Trace = scope[_TRACE]
     return trace
-
-
-def without_message(error: Exception) -> Exception:
-    """The same traceback; an exception's message may quote the client's text."""
-    shown = RuntimeError(f"{type(error).__name__}, message withheld")
-    return shown.with_traceback(error.__traceback__)
 
 
 def internal_error() -> RequestError:

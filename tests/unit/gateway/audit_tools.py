@@ -8,18 +8,23 @@ from typing import Any
 
 import pytest
 
-from paceline.gateway.audit import AuditCounts
+from paceline.gateway.audit import Auditor
+from paceline.gateway.audit_samples import AuditCounts
 
 TEXT = "/v1/completions"
 ON = {"sample_ratio": 1.0}
 TRACE = f"00-{'ab' * 16}-{'cd' * 8}-01"
 
 
+async def until_idle(audit: Auditor) -> None:
+    async with asyncio.timeout(10):
+        while not audit.is_idle:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0)
+
+
 async def done(harness: Any) -> AuditCounts:
     """After every audit."""
-    async with asyncio.timeout(10):
-        while not harness.service.audit.is_idle:  # noqa: ASYNC110 - it has no event for it
-            await asyncio.sleep(0)
+    await until_idle(harness.service.audit)
     counts: AuditCounts = harness.service.audit.counts["toy"]
     return counts
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,18 @@ import pytest
 
 from paceline import logs
 from paceline.errors import OverloadedError, RequestError
-from paceline.gateway.audit import MAX_TIES, AuditCounts, Skip, first_difference
+from paceline.gateway.audit import MAX_TIES, first_difference
+from paceline.gateway.audit_metrics import fill_audit
 from paceline.gateway.audit_runs import nudge
+from paceline.gateway.audit_samples import AuditCounts, Skip
 from paceline.gateway.openai import CompletionBody
 from paceline.gateway.plan import Endpoint
 from paceline.generation import Resumption, RoundDelta, SpeculationRequest
+from paceline.metrics import audit_catalog
+from paceline.metrics.metric import Role
+from paceline.metrics.snapshot import Snapshot
 from paceline.sampling.params import MAX_LOGIT_BIASES, SamplingParams, VerificationMode
+from paceline.sampling.processors import process_logits
 from tests.unit.gateway.audit_tools import ON, TEXT, TRACE, done, errors, reruns
 from tests.unit.gateway.test_metrics import scrape
 
@@ -67,7 +74,11 @@ async def test_a_mismatch(
     """Said once, with its place and the two ids, and with no text."""
     harness = make_harness(audit=ON)
     wrong = [round_of("seXret", "length")]
-    harness.targets.first_scripts = [wrong, [round_of("secret", "length")], [round_of("c")]]
+    harness.targets.first_scripts = [
+        wrong,
+        [round_of("secret", "length")],
+        [round_of("c", "length")],
+    ]
     body = {"model": "toy", "prompt": "hi", "max_tokens": 20, "temperature": 0}
     answer = await harness.post(TEXT, body, headers={"traceparent": TRACE})
     assert answer.status_code == 200
@@ -84,11 +95,11 @@ async def test_a_mismatch(
     samples = await scrape(harness)
     assert samples["paceline_audit_mismatches_total"] == 1
     assert samples["paceline_audit_requests_total"] == 1
-    # The question whether it is a tie: the same place, with the ids a bit nearer to each other.
+    # The question whether it is a tie: the same place, with the client's id a bit likelier.
     _, question = reruns(harness)
     assert question.resumption == Resumption(1, (tuple(b"se"),))
     assert question.max_tokens == 3
-    assert question.sampling.logit_bias == ((88, 0.125), (99, -0.125))
+    assert question.sampling.logit_bias == ((88, 0.25),)
 
 
 async def test_ties_are_followed_along_the_clients_text(
@@ -183,7 +194,7 @@ async def test_who_leaves_is_audited_as_far_as_it_came(
 async def test_a_stop_string_is_no_difference(make_harness: Any, round_of: RoundOf) -> None:
     """The target went on in that round, and the plain one does, too."""
     harness = make_harness(audit=ON)
-    harness.targets.script = [round_of("abcXyz")]
+    harness.targets.script = [round_of("abcXyz", "length")]
     await harness.complete(stop="X")
     counts = await done(harness)
     assert (counts.num_tokens, counts.num_mismatches) == (6, 0)
@@ -244,6 +255,39 @@ async def test_a_target_that_fails_ends_one_audit(
     assert await harness.is_idle()
 
 
+async def test_a_stream_that_breaks_off_is_no_text(make_harness: Any, round_of: RoundOf) -> None:
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [[round_of("abcd", "length")], [round_of("ab")]]
+    harness.targets.script = []
+    await harness.complete()
+    counts = await done(harness)
+    assert (counts.num_mismatches, counts.skipped) == (0, {Skip.ERROR: 1})
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RequestError("my secret", None, "target_lost", 503), "target_lost"),
+        (RequestError("my secret"), "RequestError"),
+        (ZeroDivisionError("my secret"), "ZeroDivisionError, message withheld"),
+    ],
+)
+async def test_what_a_target_says_is_not_logged(
+    error: Exception,
+    shown: str,
+    make_harness: Any,
+    round_of: RoundOf,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may quote the client's text."""
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [[round_of("ab", "length")], [error]]
+    await harness.complete()
+    await done(harness)
+    assert shown in caplog.text
+    assert "secret" not in caplog.text
+
+
 async def test_a_silent_target_ends_one_audit(make_harness: Any, round_of: RoundOf) -> None:
     harness = make_harness(audit=ON, target_silence_s=0.05)
     harness.targets.first_scripts = [[round_of("ab", "length")], [asyncio.Event()]]
@@ -252,12 +296,30 @@ async def test_a_silent_target_ends_one_audit(make_harness: Any, round_of: Round
     assert harness.targets.aborts == ["cmpl-0~audit1"]
 
 
+class Growing(Counter[Skip]):
+    """The event loop adds a reason while another thread reads."""
+
+    def __iter__(self) -> Iterator[Skip]:
+        for skip in super().__iter__():
+            self[Skip.BUSY] += 1
+            yield skip
+
+    def items(self) -> Any:
+        return ((skip, self[skip]) for skip in self)
+
+
+def test_counts_grow_while_they_are_read() -> None:
+    snapshot = Snapshot(Role.GATEWAY)
+    fill_audit(snapshot, {"toy": AuditCounts(skipped=Growing({Skip.FULL: 2}))})
+    assert snapshot.get(audit_catalog.SKIPPED, "toy", "full") == 2
+
+
 # ---------------------------------------------------------------------------------------- details
 
 
 @pytest.mark.parametrize(("ratio", "share"), [(0.25, 0.25), (1.0, 1.0), (0.0, 0.0)])
 async def test_the_coin(ratio: float, share: float, make_harness: Any) -> None:
-    harness = make_harness(audit={"sample_ratio": ratio})
+    harness = make_harness(audit={"sample_ratio": ratio, "max_pending": 128})
     body = CompletionBody(model="toy", prompt="hi")
     (plan,) = await harness.service.plans(Endpoint.COMPLETIONS, body)
     audit, numbers = harness.service.audit, range(0, 2**64, 2**64 // 128)
@@ -283,12 +345,22 @@ def test_first_difference(sent: list[int], plain: list[int], at: int | None) -> 
 
 def test_nudges() -> None:
     base = SamplingParams(logit_bias=((5, 1.0),))
-    nudged = nudge(base, 5, 3, 0.5)
+    nudged = nudge(base, 5, 0.5)
     assert nudged is not None
-    assert nudged.logit_bias == ((3, -0.25), (5, 1.25))
-    assert nudge(SamplingParams(logit_bias=((5, 100.0),)), 5, 3, 0.5) is None
+    assert nudged.logit_bias == ((5, 1.5),)
+    assert nudge(SamplingParams(logit_bias=((5, 100.0),)), 5, 0.5) is None
     many = tuple((i, 1.0) for i in range(MAX_LOGIT_BIASES))
-    assert nudge(SamplingParams(logit_bias=many), 5000, 1, 0.5) is None
+    assert nudge(SamplingParams(logit_bias=many), 5000, 0.5) is None
+
+
+@pytest.mark.parametrize(("tolerance", "winner"), [(0.25, 12), (0.19, 10)])
+def test_a_tie_of_three(tolerance: float, winner: int) -> None:
+    """The client's, the last one, is 0.2 behind, and a third one lies between."""
+    logits = [0.0] * 10 + [10.0, 9.99, 9.8]
+    nudged = nudge(SamplingParams(temperature=0.0), 12, tolerance)
+    assert nudged is not None
+    raised = process_logits(logits, nudged, (1,), ())
+    assert max(range(13), key=lambda i: raised[i]) == winner
 
 
 async def test_what_cannot_be_asked_is_no_mismatch(make_harness: Any, round_of: RoundOf) -> None:
@@ -297,3 +369,20 @@ async def test_what_cannot_be_asked_is_no_mismatch(make_harness: Any, round_of: 
     await harness.complete(logit_bias={"98": 100})
     counts = await done(harness)
     assert (counts.num_mismatches, counts.skipped) == (0, {Skip.UNDECIDED: 1})
+    assert counts.num_requests == 0
+
+
+async def test_undecided_choices_are_one_undecided_request(
+    make_harness: Any, round_of: RoundOf
+) -> None:
+    harness = make_harness(audit=ON)
+    harness.targets.first_scripts = [
+        [round_of("ab", "length", choice=i) for i in range(3)],
+        [round_of("ax", "length")],
+        [round_of("ax", "length", choice=1)],
+        [round_of("ab", "length", choice=2)],
+    ]
+    await harness.complete(logit_bias={"98": 100}, n=3)
+    counts = await done(harness)
+    assert (counts.num_requests, counts.skipped) == (0, {Skip.UNDECIDED: 1})
+    assert len(reruns(harness)) == 3, "all choices are looked at"

@@ -174,24 +174,22 @@ def test_pairs_change_their_sign_with_their_places() -> None:
     for _ in range(200):
         sent, plain = ([random.randrange(3) for _ in range(random.randint(1, 4))] for _ in range(2))
         first, second = ([-random.random() for _ in text] for text in (sent, plain))
-        for are_whole in (True, False):
-            one = pair_values(first, second, sent, plain, are_whole)
-            other = pair_values(second, first, plain, sent, are_whole)
-            assert list(other) == swapped(one)
-            assert all(value is None or -1.0 <= value <= 1.0 for value in one)
+        one = pair_values(first, second, sent, plain)
+        other = pair_values(second, first, plain, sent)
+        assert list(other) == swapped(one)
+        assert all(value is None or -1.0 <= value <= 1.0 for value in one)
 
 
 def test_equal_texts_say_nothing() -> None:
     """Whatever rounding made of their log-probabilities."""
-    assert pair_values([-1.0], [-1.1], [5], [5], True) == (None, None, None)
+    assert pair_values([-1.0], [-1.1], [5], [5]) == (None, None, None)
 
 
-def test_a_text_that_was_cut_short_counts_only_where_the_two_part() -> None:
-    assert pair_values([-1.0, -2.0], [-1.0, -3.0], [5, 6], [5, 7], False) == (1.0, None, None)
-    assert pair_values([-1.0], [-1.0, -3.0], [5], [5, 7], False) == (None, None, None)
-    parting, better, advantage = pair_values([-1.0, -2.0], [-1.0, -3.0], [5, 6], [5, 7], True)
+def test_what_a_pair_says() -> None:
+    parting, better, advantage = pair_values([-1.0, -2.0], [-1.0, -3.0], [5, 6], [5, 7])
     assert (parting, better) == (1.0, 1.0)
     assert advantage == pytest.approx(math.tanh(2.0))
+    assert pair_values([-1.0], [-1.0, -3.0], [5], [5, 7])[:2] == (None, 1.0)
 
 
 def test_floors_are_no_infinity() -> None:

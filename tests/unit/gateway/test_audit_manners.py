@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from paceline.errors import OverloadedError
-from paceline.gateway.audit import Skip
 from paceline.gateway.audit_runs import ReRuns
+from paceline.gateway.audit_samples import Skip
 from paceline.generation import GenerateRequest, RoundDelta, SpeculationRequest, TokenLogprobs
 from paceline.sampling.params import SamplingParams, VerificationMode
 from tests.unit.gateway.audit_tools import ON, TEXT, done, errors, reruns
@@ -134,8 +135,8 @@ async def test_a_law_is_weighed(mode: str, make_harness: Any, round_of: RoundOf)
     harness = make_harness(audit=ON | {"tie_tolerance": 0.01}, mode=mode)
     harness.targets.first_scripts = [
         [round_of("abcd", "length")],
-        [scored("hi", "abcd")],
         [round_of("abxy", "length")],
+        [scored("hi", "abcd")],
         [scored("hi", "abxy")],
     ]
     seeds = iter(range(1, 10))
@@ -144,7 +145,7 @@ async def test_a_law_is_weighed(mode: str, make_harness: Any, round_of: RoundOf)
     counts = await done(harness)
     assert (counts.num_requests, counts.num_tokens) == (1, 4)
     assert counts.e_value != 1.0
-    score, plain, again = reruns(harness)
+    plain, score, again = reruns(harness)
     assert score.prompt_token_ids == tuple(b"hiabcd")
     assert (score.num_prompt_logprobs, score.max_tokens) == (32, 1)
     assert again.prompt_token_ids == tuple(b"hiabxy")
@@ -159,7 +160,7 @@ async def test_texts_of_an_adapter_are_scored_with_it() -> None:
     targets = FakeTargets([scored("hi", "ab")])
     request = GenerateRequest("r", tuple(b"hi"), 2, SamplingParams(), adapter="mine")
     mode = VerificationMode.REJECTION
-    runs = ReRuns(request, mode, targets, 5, 1.0, lambda: True, lambda: "again")
+    runs = ReRuns(request, mode, targets, 5, 1.0, 1.0, lambda: True, lambda: "again")
     assert [token.token_id for token in await runs.score(tuple(b"ab"), 3)] == [97, 98]
     (asked,) = targets.requests
     assert (asked.adapter, asked.cache_salt, asked.request_id) == ("mine", 5, "again")
@@ -173,7 +174,7 @@ async def test_an_alarm_is_raised_once(
     text = "abcdefghijklmnop"
     for _ in range(20):
         harness.targets.first_scripts = [
-            [round_of(text, "length")], [scored("hi", text)], [round_of(text, "length")],
+            [round_of(text, "length")], [round_of(text, "length")], [scored("hi", text)],
             [scored("hi", text)],
         ]  # fmt: skip
         await harness.complete()
@@ -189,10 +190,32 @@ async def test_an_alarm_is_raised_once(
     assert "paceline_audit_mismatches_total" not in samples
 
 
-async def test_given_up_amid_it_says_nothing(make_harness: Any, round_of: RoundOf) -> None:
+FULL = OverloadedError("x", None, "no_place")
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_a_run_of_a_law_that_clients_end_is_repeated(
+    lost: int, make_harness: Any, round_of: RoundOf
+) -> None:
+    """The same run, and only that one, after a pause."""
     harness = make_harness(audit=ON | {"tie_tolerance": 0.01}, mode="rejection")
-    full = OverloadedError("x", None, "no_place")
-    harness.targets.first_scripts = [[round_of("abcd", "length")], [scored("hi", "abcd")], [full]]
+    runs = [[round_of("abxy", "length")], [scored("hi", "abcd")], [scored("hi", "abxy")]]
+    runs.insert(lost, [FULL])
+    harness.targets.first_scripts = [[round_of("abcd", "length")], *runs]
+    await harness.complete()
+    counts = await done(harness)
+    assert (counts.num_requests, counts.num_tokens, counts.skipped) == (1, 4, {})
+    assert harness.pauses == [0.25]
+    first, second = reruns(harness)[lost : lost + 2]
+    assert second == replace(first, request_id=second.request_id)
+
+
+async def test_a_law_whose_first_run_has_no_place_is_skipped(
+    make_harness: Any, round_of: RoundOf
+) -> None:
+    """Whether it has one depends on no text; and what never fits must not stop what comes."""
+    harness = make_harness(audit=ON | {"tie_tolerance": 0.01}, mode="rejection")
+    harness.targets.first_scripts = [[round_of("abcd", "length")], [FULL]]
     await harness.complete()
     counts = await done(harness)
     assert (counts.e_value, counts.num_tokens, counts.skipped) == (1.0, 0, {Skip.BUSY: 1})
@@ -203,9 +226,10 @@ async def test_a_text_that_fills_the_context_is_scored_but_for_its_last(
 ) -> None:
     harness = make_harness(max_model_len=8, audit=ON, mode="rejection")
     harness.targets.first_scripts = [
-        [round_of("abcdef", "length")], [scored("hi", "abcde")], [round_of("abcdef", "length")],
+        [round_of("abcdef", "length")], [round_of("abcde", "length")], [scored("hi", "abcde")],
         [scored("hi", "abcde")],
     ]  # fmt: skip
     await harness.complete(max_tokens=6)
     counts = await done(harness)
     assert (counts.num_tokens, counts.num_requests) == (5, 1)
+    assert [r.max_tokens for r in reruns(harness)] == [5, 1, 1]

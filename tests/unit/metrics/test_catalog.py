@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from paceline.gateway.audit import Skip
+from paceline.gateway.audit_samples import Skip
 from paceline.metrics import audit_catalog, draft_catalog, target_catalog
 from paceline.metrics.catalog import METRICS, OF_ROLE
 from paceline.metrics.metric import BASE_LABELS, Kind, Metric
