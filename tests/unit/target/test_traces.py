@@ -244,8 +244,9 @@ def test_another_try_has_spans_of_its_own(spans):
 
 
 def test_a_prompts_choices_are_the_answers(spans):
-    trace = tracer_of(spans).begin(request(n=2, first_choice=6), 0)
-    trace.end(1, None)
+    tracer = tracer_of(spans)
+    tracer.begin(request(n=2, first_choice=6), 0).end(1, None)
+    tracer.flush()
     assert [span.attributes["paceline.choice"] for span in spans.named("session")] == [6, 7]
 
 
