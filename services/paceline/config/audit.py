@@ -20,7 +20,10 @@ class AuditConfig(Section):
         4096, ge=1, le=1 << 20, description="requests with a longer prompt are not audited"
     )
     max_pending: int = Field(
-        16, ge=1, le=1024, description="requests that wait for their audit; more are not audited"
+        16,
+        ge=1,
+        le=1024,
+        description="requests under way or waiting for their audit; more are not audited",
     )
     max_load: float = Field(
         0.5,

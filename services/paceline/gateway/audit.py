@@ -386,5 +386,5 @@ def _token(text: Sequence[int], at: int) -> str:
 
 def _about(sample: Sample) -> dict[str, Any]:
     request = sample.request
-    ids = RequestIds(request.http_request_id, request.trace_id, request.request_id)
+    ids = RequestIds(request.http_request_id, request.trace_id, request.answer_id)
     return logs.extra(ids)

@@ -101,6 +101,8 @@ class ReRuns:
             num_prompt_logprobs=num_top,
             cache_salt=self.cache_salt,
             adapter=self.request.adapter,
+            http_request_id=self.request.http_request_id,
+            answer_id=self.request.answer_id,
             is_background=True,
         )
         first, *_ = await self._run(scored)
