@@ -13,7 +13,7 @@ from paceline.engine.base import Engine
 from paceline.engine.loader import load_engine
 from tests.rpc.audit_world import OffByOne, lockstep
 
-NUM_REQUESTS = 60
+NUM_REQUESTS = 24
 CHOICES: dict[str, tuple[Any, ...]] = {
     "n": (1, 1, 2),
     "stop": ([], [], ["a"]),
