@@ -36,7 +36,7 @@ browser: ## install Chromium for the page's tests, where there is none (Debian, 
 # Three: Playwright keeps an event loop running in its thread, and Ray forks its daemons, which is not
 # safe beside the gRPC threads of other tests.
 test: $(STAMP) $(CLIENTS) ## run the tests
-	@$(BIN)/python -m pytest -n 2 -m "not serve and not browser"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serve and not browser"
 	@$(BIN)/python -m pytest -m browser
 	@$(BIN)/python -m pytest -m serve
 
