@@ -12,7 +12,7 @@ PROTO := paceline/rpc/v1/speculation.proto
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve models browser test lint protos bench chaos chaos-sim clean
+.PHONY: help demo serve models browser test test-long lint protos bench chaos chaos-sim clean
 
 help: ## show this list
 	@echo "Paceline: speculative decoding as a distributed service. Usage: make TARGET"
@@ -38,7 +38,10 @@ browser: ## install Chromium for the page's tests, where there is none (Debian, 
 test: $(STAMP) $(CLIENTS) ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serve and not browser"
 	@$(BIN)/python -m pytest -m browser
-	@$(BIN)/python -m pytest -m serve
+	@$(BIN)/python -m pytest -m "serve and not long"
+
+test-long: $(STAMP) ## tensor parallel and autoscaling on a live service (~3 min)
+	@$(BIN)/python -m pytest -m long
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf
 	@$(BIN)/ruff check .

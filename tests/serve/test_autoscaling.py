@@ -14,7 +14,7 @@ import yaml
 from paceline.cli import cluster, servefile
 from tests.serve.conftest import WAIT_S, Service, poll
 
-pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.serve, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 YAML = Path(__file__).parents[2] / "deploy" / "serve" / "autoscale.yaml"
 NUM_CLIENTS = 12

@@ -25,6 +25,7 @@ from tests.serve.conftest import WAIT_S, Service, poll
 
 pytestmark = [
     pytest.mark.serve,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(
         torch.accelerator.is_available(),
