@@ -138,16 +138,22 @@ def test_comments_are_no_text(open_page: Any) -> None:
         assert Stream(watched.answers[0]).usage["completion_tokens"] == 60
 
 
+def run_to_first_token(watched: Any) -> Any:
+    """The page amid an answer."""
+    page = watched.page
+    page.fill("#prompt", "hello")
+    page.click("#run")
+    page.wait_for_selector("#with .token")
+    return page
+
+
 def test_a_failure_amid_the_stream_is_a_sentence(open_page: Any) -> None:
     site = Site()
     site.targets.holds_at = 3
     site.targets.failure = RequestError("The model failed on this.", None, "engine_error", 500)
     with site as url:
         watched = open_page(url)
-        page = watched.page
-        page.fill("#prompt", "hello")
-        page.click("#run")
-        page.wait_for_selector("#with .token")
+        page = run_to_first_token(watched)
         site.release()
         wait_until_done(page)
         assert page.inner_text("#error") == "The model failed on this."
@@ -186,10 +192,7 @@ def test_a_connection_that_breaks(open_page: Any) -> None:
     site.targets.holds_at = 3
     with site as url:
         watched = open_page(url)
-        page = watched.page
-        page.fill("#prompt", "hello")
-        page.click("#run")
-        page.wait_for_selector("#with .token")
+        page = run_to_first_token(watched)
         site.break_connections()
         wait_until_done(page)
         assert page.inner_text("#error") == "The connection broke before the answer was whole."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 PREFIX = "paceline_"
 
@@ -84,8 +85,7 @@ class Declare:
         labels: tuple[str, ...] = (),
         values: tuple[str, ...] | None = None,
     ) -> Metric:
-        name, source = f"{PREFIX}{name}_total", source or self.source
-        return Metric(name, Kind.COUNTER, self.role, what, unit, source, labels, values)
+        return self._metric(f"{name}_total", Kind.COUNTER, what, unit, source, labels, values)
 
     def gauge(
         self,
@@ -97,8 +97,7 @@ class Declare:
         labels: tuple[str, ...] = (),
         values: tuple[str, ...] | None = None,
     ) -> Metric:
-        name, source = f"{PREFIX}{name}", source or self.source
-        return Metric(name, Kind.GAUGE, self.role, what, unit, source, labels, values)
+        return self._metric(name, Kind.GAUGE, what, unit, source, labels, values)
 
     def histogram(
         self,
@@ -110,6 +109,9 @@ class Declare:
         *,
         labels: tuple[str, ...] = (),
     ) -> Metric:
-        name, kind = f"{PREFIX}{name}", Kind.HISTOGRAM
-        source = source or self.source
-        return Metric(name, kind, self.role, what, unit, source, labels, None, buckets)
+        return self._metric(name, Kind.HISTOGRAM, what, unit, source, labels, None, buckets)
+
+    def _metric(
+        self, name: str, kind: Kind, what: str, unit: str, source: str, *rest: Any
+    ) -> Metric:
+        return Metric(f"{PREFIX}{name}", kind, self.role, what, unit, source or self.source, *rest)
