@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Literal
 
 from paceline.by_name import by_name
+from paceline.methods import ProposalSource, SpeculationMethod
 from paceline.sampling.params import SamplingParams, VerificationMode
 
 FinishReason = Literal["stop", "length"]
@@ -22,13 +23,14 @@ FinishReason = Literal["stop", "length"]
 class SpeculationRequest:
     """What one request asks of speculation; None leaves the deployment's own choice.
 
+    `method`: where proposals come from (`paceline.methods`).
     `max_tokens` caps the draft tokens verified per round (0 = none are). `lookahead` "fixed" asks
     for exactly `max_tokens` (or the deployment's K) where the ceiling allows it. A `mode` is only
     ever one that fits the request's temperature (greedy at 0, one of the others above): the
     gateway refuses the rest.
     """
 
-    method: Literal["model", "off"] = "model"
+    method: SpeculationMethod | None = None
     max_tokens: int | None = None
     mode: VerificationMode | None = None
     lookahead: Literal["adaptive", "fixed"] | None = None
@@ -133,7 +135,8 @@ class RoundDelta:
     `choice` says which of the request's n sequences. `logprobs` has one entry per token, or is
     empty when none were asked for. `prompt_logprobs` (first delta of choice 0 only) has an entry
     for every prompt token but the first, which has no law. `num_cached_tokens` (first delta of a
-    choice): prompt tokens whose KV was found in the prefix cache.
+    choice): prompt tokens whose KV was found in the prefix cache. `source`: what made the round's
+    proposals.
 
     Invariants: `token_ids` and `origins` are equally long; num_accepted_tokens <=
     num_draft_tokens <= num_speculative_tokens. `token_ids` ends at the EOS or at max_tokens, and
@@ -165,3 +168,4 @@ class RoundDelta:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_cached_tokens: int = 0
+    source: ProposalSource = ""

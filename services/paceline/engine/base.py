@@ -32,7 +32,7 @@ class EngineInfo:
     even where the model's output layer is padded to more. `max_model_len` is in tokens.
     `num_blocks` * `block_size` is the KV capacity in tokens. `eos_token_ids` end a generation.
     `grammars`: over its tokenizer; None where grammars cannot be applied. `adapters`: names of the
-    LoRA adapters that it has.
+    LoRA adapters that it has. `num_heads`: of its Medusa heads.
     """
 
     model_id: str
@@ -44,6 +44,7 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...] = ()
     grammars: TokenGrammars | None = field(default=None, compare=False, repr=False)
     adapters: tuple[str, ...] = ()
+    num_heads: int = 0
 
     @property
     def has_grammars(self) -> bool:
@@ -125,6 +126,8 @@ class StepItem:
     num_runner_ups: int = 0
     fork_of: int | None = None
     adapter: str = ""
+    tree_parents: tuple[int, ...] = ()
+    num_head_candidates: int = 0
 
 
 @dataclass(slots=True)  # as above
@@ -137,6 +140,10 @@ class StepResult:
     `token_ids` if asked for, `prompt_logprobs` one per scored row that was computed.
     `num_prefix_tokens`: rows of this item that the prefix cache already held.
     `runner_ups`: one tuple per sampled row if asked for; shorter where fewer ids are possible.
+    Of a tree, `token_ids` are the accepted nodes and the sampler's token behind them, with
+    `num_accepted`, and `cached_len` ends behind the last accepted node.
+    `head_token_ids`: entry h has the candidates of head h, best first, for the place h + 1 behind
+    the last token that is committed; drawn like that place's token (same noise) if sampled.
     """
 
     sequence_id: int
@@ -148,6 +155,7 @@ class StepResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_prefix_tokens: int = 0
     runner_ups: tuple[tuple[int, ...], ...] = ()
+    head_token_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""PURE: proposers that need no network: n-grams, suffixes, trees of Medusa candidates."""
