@@ -26,6 +26,7 @@ from paceline.config.names import (
 )
 from paceline.config.observability import TracingConfig
 from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
+from paceline.config.rejection_log import RejectionLogConfig
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
 from paceline.config.section import Section
@@ -42,6 +43,7 @@ __all__ = [
     "ModelConfig",
     "Pool",
     "PoolConfig",
+    "RejectionLogConfig",
     "RpcConfig",
     "SpeculationConfig",
     "TargetConfig",
@@ -68,6 +70,9 @@ class AppConfig(Section):
     )
     audit: AuditConfig = Field(
         default_factory=AuditConfig, description="re-runs that check losslessness"
+    )
+    rejection_log: RejectionLogConfig = Field(
+        default_factory=RejectionLogConfig, description="rejected proposals, to train drafts with"
     )
     models: dict[str, PoolConfig] = Field(
         default_factory=dict,

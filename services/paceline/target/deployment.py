@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -27,6 +27,7 @@ from paceline.ray_metrics import RayExporter
 from paceline.target.autoscaling_stats import autoscaling_stats
 from paceline.target.driver import TargetDriver
 from paceline.target.fleet_reporter import FleetReporter
+from paceline.target.rejection_log import open_rejection_log, rejection_counts
 from paceline.target.request_log import log_generation
 from paceline.tracing.process import open_tracer, span_counts
 
@@ -60,6 +61,11 @@ class TargetReplica:
         self._driver = TargetDriver(self._engine.worker, config, replica_id, boot_id, tracer)
         await self._driver.start()
         self._parts.push_async_callback(self._driver.stop)
+        self._rejections = open_rejection_log(
+            config.rejection_log, self._engine.worker.info.model_id
+        )
+        if self._rejections is not None:
+            self._parts.push_async_callback(asyncio.to_thread, self._rejections.file.close)
         self._replica_id = replica_id
         self._host = config.target.host
         self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
@@ -108,12 +114,17 @@ class TargetReplica:
         """One item per round; None: nothing new, but the target lives. A refusal is an item, too:
         Serve logs a traceback for what is raised here, and any client could fill the log."""
         try:
-            work = self._driver.generate(request)
+            work = self._work(request)
             async with aclosing(log_generation(request, work, time.monotonic)) as deltas:
                 async for delta in deltas:
                     yield delta
         except RequestError as refusal:
             yield refusal
+
+    def _work(self, request: GenerateRequest) -> AsyncGenerator[RoundDelta | None, None]:
+        if self._rejections is None:
+            return self._driver.generate(request)
+        return self._rejections.watch(request, self._driver.generate)
 
     async def abort(self, request_id: str, choice: int | None = None) -> bool:
         return self._driver.abort(request_id, choice)
@@ -133,6 +144,7 @@ class TargetReplica:
             "replica_id": self._replica_id,
             "pid": os.getpid(),
             **span_counts(self._tracer),
+            **rejection_counts(self._rejections),
             "rank_pids": self._engine.rank_pids,
             "scheduler": dataclasses.asdict(scheduler.stats),
             "drafts": dict(scheduler.drafts.counts),

@@ -31,7 +31,7 @@ class JsonLinesFile:
         self, folder: Path, service_name: str, resource: Mapping[str, Attribute], max_bytes: int
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_oldest(folder, service_name)
+        remove_oldest(folder, service_name)
         self.path = folder / f"{service_name}-{os.getpid()}.jsonl"
         self._old_path = folder / f"{service_name}-{os.getpid()}.1.jsonl"
         self._head = (
@@ -101,7 +101,7 @@ def _joined(values: Iterable[str]) -> str:
     return ",".join(_value(value) for value in values)
 
 
-def _remove_oldest(folder: Path, service_name: str) -> None:
+def remove_oldest(folder: Path, service_name: str) -> None:
     """Others may do the same meanwhile. Files of processes that live, so far as this host can
     tell, stay, as do our own."""
     dated: list[tuple[float, Path, int]] = []
