@@ -14,6 +14,9 @@ import pytest
 from paceline.cli import cluster, servefile
 
 WAIT_S = 60.0
+# These share one service, so they are the last, and in this order: log files first, while nobody
+# has broken anything; who changes the configuration last.
+SHARING = ("test_logs", "test_methods", "test_metrics", "test_service", "test_controller")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,18 @@ def poll(probe: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     raise AssertionError(f"not within {timeout_s} s")
 
 
-@pytest.fixture(scope="module")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Other modules have a service of their own, which must have ended before the next begins."""
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        is_sharing = item.path.parent == here and item.path.stem in SHARING
+        return SHARING.index(item.path.stem) if is_sharing else -1
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
     file = servefile.load(Path(__file__).with_name("fleet.yaml"))
     port = cluster.free_port("127.0.0.1")

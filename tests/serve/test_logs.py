@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from paceline.cli import cluster, servefile
 from tests.serve.conftest import WAIT_S, Service, poll
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
@@ -19,20 +17,6 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 MARKER = "ZQXMARKER"
 ALWAYS = {"ts", "level", "logger", "message", "request_id", "trace_id", "replica"}
 Line = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    text = Path(__file__).with_name("fleet.yaml").read_text(encoding="utf-8")
-    path = tmp_path_factory.mktemp("config") / "json.yaml"
-    path.write_text(text.replace("    args:\n", "    args:\n      logging: {format: json}\n"))
-    file = servefile.load(path)
-    assert file.apps[0].logging.format == "json"
-    port = cluster.free_port("127.0.0.1")
-    with cluster.local_service(file, "127.0.0.1", port, lambda status: None) as url:
-        running = Service(url)
-        running.wait_for_draft()
-        yield running
 
 
 def replica_files() -> dict[str, str]:
