@@ -87,7 +87,7 @@ class WindowIgnoresCredit(TargetSession):
 
 class CommitsARejectedToken(TargetSession):
     def commit(self, acceptance):
-        num = min(acceptance.num_accepted_tokens + 1, len(self._verifying))
+        num = min(acceptance.num_accepted_tokens + 1, len(self._verifying.token_ids))
         return super().commit(Acceptance(num, acceptance.next_token_id))
 
 
@@ -98,10 +98,10 @@ class ForgetsEos(TargetSession):
 
 
 class WritesOneMore(TargetSession):
-    def begin_verify(self, limit):
+    def begin_verify(self, limit, *local):
         if self.num_output_tokens == 0:
             self.end_len += 1
-        return super().begin_verify(limit)
+        return super().begin_verify(limit, *local)
 
 
 class KeysNoiseByRound(Scheduler):
