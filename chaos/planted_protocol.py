@@ -86,9 +86,9 @@ class WindowIgnoresCredit(TargetSession):
 
 
 class CommitsARejectedToken(TargetSession):
-    def commit(self, acceptance):
+    def commit(self, acceptance, *path):
         num = min(acceptance.num_accepted_tokens + 1, len(self._verifying.token_ids))
-        return super().commit(Acceptance(num, acceptance.next_token_id))
+        return super().commit(Acceptance(num, acceptance.next_token_id), *path)
 
 
 class ForgetsEos(TargetSession):

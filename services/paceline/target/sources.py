@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from paceline.config import SpeculationConfig
 from paceline.methods import LOCAL_SOURCES, ProposalSource, SpeculationMethod
-from paceline.proposers.base import NOTHING, LocalProposal
+from paceline.proposers.base import NOTHING, LocalProposal, Proposer
 from paceline.protocol.acceptance_model import Survivals
 from paceline.protocol.lookahead import SequenceLookahead
 
@@ -24,13 +24,20 @@ FIRST_TRIAL, MAX_TRIAL = 16, 256
 @dataclass(slots=True)
 class Source:
     """One source of one sequence: what the policy knows of it, and what it offers for the next
-    pass. `have`: so many proposals; `proposal`: which, if it is local."""
+    pass. `have`: so many proposals; `proposal`: which, if it is local, made when so many tokens as
+    `offered_at` were committed. `told_len`: of these `proposer` knows.
+
+    `num_unlearnt`: rounds since something was learnt of it.
+    """
 
     name: ProposalSource
     lookahead: SequenceLookahead
     have: int = 0
     proposal: LocalProposal = NOTHING
     survivals: Survivals | None = None
+    offered_at: int = -1
+    proposer: Proposer | None = None
+    told_len: int = 0
     num_unlearnt: int = 0
     _interval: int = field(default=FIRST_TRIAL, repr=False)
 
@@ -48,6 +55,31 @@ class Source:
 
     def win(self) -> None:
         self.num_unlearnt, self._interval = 0, FIRST_TRIAL
+
+
+@dataclass(slots=True)
+class SourceSet:
+    """The sources of a sequence that has a local one; `chosen` is that of the open pass, and
+    `is_trying` that another one was expected to be better. `heads`: candidates of the target's
+    heads for the places behind `heads_at` committed tokens."""
+
+    sources: list[Source]
+    is_auto: bool
+    chosen: Source | None = None
+    is_trying: bool = False
+    heads: tuple[tuple[int, ...], ...] = ()
+    heads_at: int = 0
+
+    def get(self, name: ProposalSource) -> Source | None:
+        return next((source for source in self.sources if source.name == name), None)
+
+    def heads_behind(self, committed_len: int) -> tuple[tuple[int, ...], ...]:
+        """Candidates for exactly these places; () if there are none."""
+        return self.heads if self.heads_at == committed_len else ()
+
+    def drop_heads(self) -> None:
+        """The pass behind the last candidates is not the next one."""
+        self.heads = ()
 
 
 def sources_of(
@@ -95,3 +127,20 @@ def choose(
         if source is not best and source.is_due():
             return source, True
     return best, False
+
+
+def match(proposal: LocalProposal, token_ids: Sequence[int]) -> tuple[int, int]:
+    """How many of a proposal's places a text that came to these tokens speaks about, and how many
+    of them it agrees with: a path from the root of a tree."""
+    num = len(proposal.token_ids)
+    parents = proposal.parents or range(-1, num - 1)
+    node = -1
+    for place, token_id in enumerate(token_ids):
+        children = [child for child in range(num) if parents[child] == node]
+        if not children:
+            return place, place
+        taken = next((child for child in children if proposal.token_ids[child] == token_id), None)
+        if taken is None:
+            return place + 1, place
+        node = taken
+    return len(token_ids), len(token_ids)
