@@ -99,12 +99,18 @@ rows = st.builds(
     num_samples=st.integers(0, 9),
     blocks=st.lists(numbers, max_size=9).map(tuple),
     copied_block=st.none() | numbers,
+    tree_parents=st.lists(st.integers(-1, 63), max_size=9).map(tuple),
 )
 
 
 @given(st.lists(rows, max_size=6))
 def test_rows_survive_packing(items: list[SequenceRows]) -> None:
-    assert tp.unpack_rows(tp.pack_rows(items)) == items
+    assert tp.unpack(tp.pack_rows(items)) == items
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
+def test_moves_survive_packing(slots: list[tuple[int, int]]) -> None:
+    assert tp.unpack(tp.pack_moves(slots)) == tp.Moves(slots)
 
 
 # -- equal to one process -----------------------------------------------------------------------
