@@ -26,6 +26,9 @@ class Runner(Protocol):
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         """Logits [samples, output width] of the rows asked for, in order; writes the KV cache."""
 
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of slots (source, destination); all are read before any is written."""
+
     def close(self) -> None:
         """Let go of everything outside this process (other ranks)."""
 
@@ -57,6 +60,9 @@ class ModelRunner:
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         self._copy_blocks(rows)
         return self._forward(rows)
+
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        self._kv.move_slots(slots)
 
     def _copy_blocks(self, rows: Sequence[SequenceRows]) -> None:
         size = self._block_size
