@@ -40,10 +40,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from paceline.engine.medusa_source import HEAD_CONFIG, HEAD_FILES
 from paceline.engine.packed import unpack
 from paceline.errors import ConfigError
 
-CONFIG, WEIGHTS, PICKLED = "config.json", "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+WEIGHTS, PICKLED = HEAD_FILES
 MAX_HEADS, MAX_LAYERS = 16, 8
 MAX_CONFIG_BYTES = 1 << 20
 MAX_OTHER_BYTES = 1 << 20  # of a file, beside its tensors: names, shapes
@@ -97,9 +98,9 @@ def read_medusa(
 
 
 def _read_config(folder: Path) -> _Config:
-    path = folder / CONFIG
+    path = folder / HEAD_CONFIG
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {CONFIG}: it is no folder of Medusa heads")
+        raise ConfigError(f"{folder} has no {HEAD_CONFIG}: it is no folder of Medusa heads")
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise ConfigError(f"{path} has more than {MAX_CONFIG_BYTES} bytes: not a Medusa config")
     try:
