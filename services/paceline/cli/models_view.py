@@ -7,17 +7,20 @@ from rich.text import Text
 
 from paceline import models
 from paceline.cli.values import Json, size
+from paceline.engine.medusa_source import MEDUSA_ALIASES, resolve_medusa
 from paceline.errors import PacelineError
 
 
 def states() -> list[Json]:
-    """Every alias; `folder` and `size_bytes` are None, and `fix` says what to do, where it is not
-    ready."""
+    """Every alias, of heads only those that are here; `folder` and `size_bytes` are None, and `fix`
+    says what to do, where it is not ready."""
     found: list[Json] = []
-    for alias in models.ALIASES.values():
+    heads = [alias for alias in MEDUSA_ALIASES.values() if alias.is_here]
+    for alias in (*models.ALIASES.values(), *heads):
         state: Json = {"name": alias.name, "description": alias.description}
         try:
-            folder = models.resolve(alias.name)
+            is_model = alias.name in models.ALIASES
+            folder = models.resolve(alias.name) if is_model else resolve_medusa(alias.name)
         except PacelineError as error:
             state |= {"is_ready": False, "folder": None, "size_bytes": None, "fix": str(error)}
         else:
