@@ -15,12 +15,16 @@ def states() -> list[Json]:
     """Every alias, of heads only those that are here; `folder` and `size_bytes` are None, and `fix`
     says what to do, where it is not ready."""
     found: list[Json] = []
-    heads = [alias for alias in MEDUSA_ALIASES.values() if alias.is_here]
-    for alias in (*models.ALIASES.values(), *heads):
-        state: Json = {"name": alias.name, "description": alias.description}
+    named = [(alias.name, alias.description, models.resolve) for alias in models.ALIASES.values()]
+    named += [
+        (alias.name, alias.description, resolve_medusa)
+        for alias in MEDUSA_ALIASES.values()
+        if alias.is_here
+    ]
+    for name, description, resolve in named:
+        state: Json = {"name": name, "description": description}
         try:
-            is_model = alias.name in models.ALIASES
-            folder = models.resolve(alias.name) if is_model else resolve_medusa(alias.name)
+            folder = resolve(name)
         except PacelineError as error:
             state |= {"is_ready": False, "folder": None, "size_bytes": None, "fix": str(error)}
         else:
