@@ -21,6 +21,7 @@ import torch
 
 from paceline.engine.attention_group import AttentionGroup
 from paceline.engine.lora import CurrentPass
+from paceline.engine.medusa import MedusaHeads
 from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.pass_plan import PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
@@ -53,13 +54,15 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class StaticPass:
-    """The fixed buffers of one shape. `logits` is where the graph leaves them, [rows, width]."""
+    """The fixed buffers of one shape. `logits` is where the graph leaves them, [rows, width], and
+    `hidden` for its final hidden states, [rows, hidden_size], if the model has Medusa heads."""
 
     host: torch.Tensor
     device: torch.Tensor
     copied: Any = None  # CUDA event: the host buffer may be written again
     graph: Any = None
     logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
 
 
 def pick_shape(rows: Sequence[SequenceRows], block_size: int, max_blocks: int) -> Shape | None:
@@ -121,8 +124,9 @@ class GraphRunner(ModelRunner):
         use_varlen: bool,
         use_graphs: bool = True,
         adapters: CurrentPass | None = None,
+        heads: MedusaHeads | None = None,
     ) -> None:
-        super().__init__(model, probe, num_blocks + 1, block_size, adapters=adapters)
+        super().__init__(model, probe, num_blocks + 1, block_size, adapters=adapters, heads=heads)
         self._scratch = num_blocks
         self._max_blocks = -(-max_model_len // block_size)
         self._windows = {window for window in probe.windows.values() if window is not None}
@@ -133,6 +137,7 @@ class GraphRunner(ModelRunner):
         self._memory: Any = None
         self._side: Any = None
         self._logits: torch.Tensor | None = None
+        self._hidden: torch.Tensor | None = None
 
     def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         if any(item.tree_parents for item in rows):  # a mask of its own for every tree
@@ -175,6 +180,7 @@ class GraphRunner(ModelRunner):
                     return self._forward(rows)
             static.graph.replay()
         assert static.logits is not None
+        self._final_hidden = static.hidden
         # The next replay overwrites them.
         return static.logits[:num_samples].clone()
 
@@ -191,6 +197,11 @@ class GraphRunner(ModelRunner):
         if self._logits is None or len(self._logits) < len(logits):
             self._logits = torch.empty_like(logits)  # older graphs keep the smaller one
         static.logits = self._logits[: len(logits)]
+        hidden = self._final_hidden
+        if hidden is not None:
+            if self._hidden is None or len(self._hidden) < len(hidden):
+                self._hidden = torch.empty_like(hidden)
+            static.hidden = self._hidden[: len(hidden)]
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(
             graph, pool=self._memory, stream=side, capture_error_mode="thread_local"
@@ -198,6 +209,8 @@ class GraphRunner(ModelRunner):
         # The outer one takes us back from the side stream: a capture that fails does not.
         with torch.cuda.stream(side), capture:
             static.logits.copy_(self._run(self._plan(static, shape)))
+            if static.hidden is not None:
+                static.hidden.copy_(self._final_hidden)
         static.graph = graph
 
     def _end_graphs(self) -> None:
