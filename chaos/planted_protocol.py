@@ -179,17 +179,17 @@ class EveryChoiceScoresThePrompt(Scheduler):
 class ScoresThePromptAgain(Scheduler):
     """Prompt log-probabilities come with the second delta, too."""
 
-    def _tell(self, told):
+    def _tell(self, told, now_us):
         sequence = told.sequence
         collected = list(sequence.prompt_logprobs)
-        delta = super()._tell(told)
+        delta = super()._tell(told, now_us)
         sequence.prompt_logprobs += collected
         return delta
 
 
 class DropsLogprobsOfAcceptedTokens(Scheduler):
-    def _tell(self, told):
-        delta = super()._tell(told)
+    def _tell(self, told, now_us):
+        delta = super()._tell(told, now_us)
         return replace(delta, logprobs=delta.logprobs[delta.num_accepted_tokens :])
 
 

@@ -291,6 +291,9 @@ class StuckRunner:
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         return self.runner.forward(rows)
 
+    def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        return self.runner.head_logits(rows)
+
     def move(self, slots: Sequence[tuple[int, int]]) -> None:
         self.runner.move(slots[:-1] if self.is_stuck else slots)
         if self.is_stuck:
