@@ -28,6 +28,7 @@ from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.metrics.limits import METRICS_CONSTANTS
+from tests.unit.proposers.limits import PROPOSER_CONSTANTS, PROPOSER_LIMITS
 from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -40,6 +41,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 LIMITS: dict[str, str] = {
     **TRACING_LIMITS,
     **AUDIT_LIMITS,
+    **PROPOSER_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -151,6 +153,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "target.alive_interval_s": "pace",
     **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
     **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
+    "speculation.hybrid_lookup": "switch",
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -178,6 +181,7 @@ CONSTANTS: dict[str, str] = {
     **TRACING_CONSTANTS,
     **METRICS_CONSTANTS,
     **AUDIT_CONSTANTS,
+    **PROPOSER_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),

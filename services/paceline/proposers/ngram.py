@@ -8,6 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+# What an index entry takes, at most; there is one for each token and length of run.
+MAX_RUN_BYTES = 192
 _ID_BYTES = array("i").itemsize
 
 
@@ -17,7 +19,8 @@ class NgramProposer:
     Of several places the most recent counts: see README for what was measured. What follows may
     reach the end of the text and then goes on as if the proposal stood there, so that a text of
     period p proposes whole periods. `extend` takes O(max_n - min_n + 1) steps a token, `propose`
-    as many and one per proposed token; memory is O(max_n - min_n + 1) table entries a token.
+    as many and one per proposed token; memory is at most MAX_RUN_BYTES * (max_n - min_n + 1) a
+    token.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:
