@@ -102,7 +102,7 @@ def test_namespaces_are_bounded() -> None:
 @pytest.mark.parametrize("make", HARD)
 def test_no_text_takes_more_memory_than_stated(make: Callable[[], list[int]], size: int) -> None:
     """Outputs of any size, more of them than are kept, in the worst place for a table's growth."""
-    text, max_tokens = make()[-5_000:], 2_000
+    text, max_tokens = make()[-2_400:], 1_000
 
     def build() -> RecentOutputs:
         recent = RecentOutputs(max_tokens, 24)

@@ -84,7 +84,7 @@ def _tree(depth: int, text: tuple[int, ...] | list[int]) -> SuffixTree:
 @pytest.mark.parametrize("make", HARD)
 def test_work_and_nodes(make: Callable[[], list[int]], depth: int) -> None:
     """A token costs at most a constant for each level of the tree and two nodes, amortized."""
-    text = make()[:10_000]
+    text = make()[:3_000]
     tree = SuffixTree(depth)
     assert lines_run(lambda: tree.extend(text)) <= len(text) * (40 + 6 * depth)
     assert tree.num_nodes <= 2 * len(text) + 1
@@ -92,5 +92,5 @@ def test_work_and_nodes(make: Callable[[], list[int]], depth: int) -> None:
     proposer = SuffixProposer(depth, 8.0, 0.0)
     proposer.extend(text)
     assert lines_run(lambda: proposer.propose(16)) <= 30 + 16 * 9
-    found = lines_run(lambda: tree.find(text[5_000 : 5_000 + depth]))
+    found = lines_run(lambda: tree.find(text[1_500 : 1_500 + depth]))
     assert found <= (depth.bit_length() + 1) * (14 + 6 * depth)
