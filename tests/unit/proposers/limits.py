@@ -1,4 +1,4 @@
-"""Rows of `tests/unit/test_limits.py` about local proposers."""
+"""Rows of `tests/unit/test_limits.py` about local proposers and the comparison of methods."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ PROPOSER_CONSTANTS: dict[str, str] = {
     ),
     "proposers.suffix:MAX_TOKEN_BYTES": (
         f"{_HERE}/test_recent_outputs.py::test_no_text_takes_more_memory_than_stated"
+    ),
+    "bench.methods:MAX_ROUNDS": "unit/bench/test_methods.py::test_rounds_are_bounded",
+    "bench.methods:DRAFT_WAIT_S": (
+        "unit/bench/test_methods.py::test_a_draft_that_never_joins_is_waited_for_once_a_set"
     ),
     "proposers.ngram:MAX_RUN_BYTES": f"{_HERE}/test_ngram.py::test_memory_of_a_token",
 }
