@@ -1,5 +1,7 @@
 """Which sources a method means, and which of them a pass takes."""
 
+from itertools import pairwise
+
 import pytest
 
 from paceline.config import SpeculationConfig
@@ -80,7 +82,7 @@ def trials(num_rounds, *, learns=False):
 
 def test_a_loser_of_which_nothing_is_learnt_is_tried_less_and_less_often():
     tried = trials(2000)
-    gaps = [later - earlier for earlier, later in zip(tried, tried[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(tried)]
     assert tried[0] == FIRST_TRIAL - 1
     assert gaps[:4] == [32, 64, 128, 256]
     assert set(gaps[3:]) == {MAX_TRIAL}
