@@ -26,8 +26,11 @@ from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
+from tests.unit.engine.medusa_limits import MEDUSA_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.metrics.limits import METRICS_CONSTANTS
+from tests.unit.proposers.limits import PROPOSER_CONSTANTS, PROPOSER_LIMITS
+from tests.unit.target.limits import TARGET_CONSTANTS
 from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -40,6 +43,7 @@ BRANCHES = "unit/protocol/test_draft_branches.py"
 LIMITS: dict[str, str] = {
     **TRACING_LIMITS,
     **AUDIT_LIMITS,
+    **PROPOSER_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -151,6 +155,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "target.alive_interval_s": "pace",
     **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
     **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
+    "speculation.hybrid_lookup": "switch",
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -169,7 +174,9 @@ NOT_A_LIMIT: dict[str, str] = {
     "model.attention_backend": "kind",
     "model.enforce_eager": "switch",
     "model.reproducible": "switch",
-    **dict.fromkeys(("model.toy_error_rate", "model.toy_step_ms", "model.toy_row_ms"), "toy"),
+    "target.medusa": "folder",
+    **dict.fromkeys((f"model.toy_{n}" for n in ("error_rate", "step_ms", "row_ms")), "toy"),
+    "model.toy_head_error_rate": "toy",
 }
 
 # module and name -> its test.
@@ -177,7 +184,10 @@ CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
     **TRACING_CONSTANTS,
     **METRICS_CONSTANTS,
+    **TARGET_CONSTANTS,
     **AUDIT_CONSTANTS,
+    **MEDUSA_CONSTANTS,
+    **PROPOSER_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -233,9 +243,6 @@ CONSTANTS: dict[str, str] = {
     "bench.prompts:MAX_PROMPTS": (f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"),
     "bench.prompts:MAX_FILE_BYTES": (
         f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"
-    ),
-    "protocol.target_session:MAX_UNTOLD": (
-        f"{TARGET}/test_resting.py::test_it_is_told_now_and_then_so_that_it_keeps_the_sequence"
     ),
     "gateway.auth:MAX_KEY_BYTES": f"{GATEWAY}/test_auth.py::test_everybody_else_is_refused",
     "gateway.failover:MAX_SUSPECT_RETRIES": (

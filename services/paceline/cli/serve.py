@@ -17,6 +17,7 @@ from paceline.cli import cluster, servefile
 from paceline.cli.console import err, out, progress_display, status_display
 from paceline.cli.fetch import fetch
 from paceline.config import Pool
+from paceline.engine.medusa_source import resolve_medusa
 from paceline.errors import ConfigError, PacelineError
 from paceline.rpc.certificates import Role, read_identity
 
@@ -47,6 +48,7 @@ def prefetch(file: servefile.ServeFile) -> None:
     """
     for pool in file.pools:
         _check_adapters(pool)
+        _check_heads(pool)
     folders: dict[str, Path] = {}
     with progress_display() as progress:
         for source in file.sources:
@@ -79,6 +81,13 @@ def _check_adapters(pool: Pool) -> None:
             raise ConfigError(
                 f"{path}: {folder!r} is no folder of PEFT: it has no {ADAPTER_CONFIG}"
             )
+
+
+def _check_heads(pool: Pool) -> None:
+    """As above. Heads on the Hub are in the local cache afterwards."""
+    target = pool.config.target
+    if target.medusa and target.model.source not in models.BUILTIN_SOURCES:
+        resolve_medusa(target.medusa)
 
 
 def _check_tokenizers(folders: Mapping[str, Path], pool: Pool) -> None:

@@ -18,13 +18,17 @@ from paceline.engine.blocks import BlockPool, BlockTable, Reservation
 from paceline.engine.checks import check_items
 from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.step_rows import (
+    deciding_row,
     draft_ids,
+    head_sampling,
     histories,
     needs_history,
     num_sampled_rows,
     scored_ids,
     wanted_rows,
 )
+from paceline.engine.token_tree import accepted_rows, sample_offsets
+from paceline.engine.toy_heads import guesses
 from paceline.engine.toy_rules import ToyRow
 from paceline.generation import TokenLogprobs
 from paceline.grammars import allowed_token_ids
@@ -34,6 +38,7 @@ _MASK = (1 << 64) - 1
 _NUM_LIVE_IDS = 8
 _LOGIT_RANGE = 4.0
 _NOT_LIVE = float("-inf")
+_HEAD_SEED = 1 << 40  # beyond token ids, so that a head errs whatever the text goes on with
 
 
 def _mix(state: int, value: int) -> int:
@@ -59,6 +64,8 @@ class ToyEngine:
     `error_rate` of contexts, chosen by `error_seed`, gets unrelated logits. So a toy draft with
     error_rate e agrees with a toy target in about 1 - e of the contexts (plus chance hits).
     At most 8 ids per context have a finite logit, spread over 4 units.
+    Its Medusa heads (`info.num_heads`) know the rule, and are wrong as often as `head_error_rate`
+    says (`toy_heads`).
     An adapter of `info.adapters` has no weights: its name chooses half of all contexts, which get
     logits of their own.
     """
@@ -70,6 +77,7 @@ class ToyEngine:
         seed: int = 0,
         error_rate: float = 0.0,
         error_seed: int = 1,
+        head_error_rate: float = 0.2,
         enable_prefix_caching: bool = True,
     ) -> None:
         self._info = info
@@ -81,6 +89,7 @@ class ToyEngine:
         self._root = _mix(seed & _MASK, 0)
         self._error_bound = int(error_rate * 2**64)
         self._error_seed = error_seed
+        self._head_error_rate = head_error_rate
         # The toy's KV cache, block -> slots: the slot of position i holds the hash of tokens
         # 0..i. A row is computed from the slot before it, as a model's would be, so a block in
         # the wrong hands gives wrong tokens.
@@ -100,25 +109,37 @@ class ToyEngine:
         check_items(items, self._info, self._pool)
         reservations = self._pool.reserve(map(wanted_rows, items))
         try:
-            self._bitmasks = {
-                item.sequence_id: self._mask(item, reservation)
-                for item, reservation in zip(items, reservations, strict=True)
-            }
-        except ValueError:  # a grammar that costs too much: as if the pass had never begun
+            results = self._run(items, reservations)
+        except Exception:  # a grammar that costs too much: as if the pass had never begun
             for reservation in reservations:
                 self._pool.abort(reservation)
             raise
+        for reservation in reservations:
+            self._pool.commit(reservation)
+        return results
+
+    def _run(
+        self, items: Sequence[StepItem], reservations: Sequence[Reservation]
+    ) -> list[StepResult]:
+        self._bitmasks = {
+            item.sequence_id: self._mask(item, reservation)
+            for item, reservation in zip(items, reservations, strict=True)
+        }
         self._num_passes += 1
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         self._copy(reservations)
-        written = [self._write(reservation) for reservation in reservations]
+        written = [
+            self._write(reservation, item.tree_parents)
+            for item, reservation in zip(items, reservations, strict=True)
+        ]
         self._logits_us = time.monotonic_ns() // 1000
-        for reservation in reservations:
-            self._pool.commit(reservation)
-        return [
+        results = [
             self._result(item, reservation, states)
             for item, reservation, states in zip(items, reservations, written, strict=True)
         ]
+        for reservation in reservations:
+            self._move(reservation)
+        return results
 
     def cached_len(self, sequence_id: int) -> int:
         return self._pool.table(sequence_id).length
@@ -175,10 +196,17 @@ class ToyEngine:
     def _result(
         self, item: StepItem, reservation: Reservation, states: Sequence[int]
     ) -> StepResult:
+        written = states
         if item.adapter:
             states = [_adapted(state, item.adapter) for state in states]
         sampled = states[len(states) - num_sampled_rows(item, reservation) :]
         token_ids, num_accepted, laws = self._decide(item, sampled)
+        first = len(written) - len(sampled)
+        if item.tree_parents:
+            path = accepted_rows(item, token_ids)
+            token_ids, num_accepted = tuple(token_ids[row] for row in path), len(path) - 1
+            reservation.accept(len(item.tree_parents), [row - 1 for row in path[1:]])
+            sampled = [sampled[row] for row in path]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if item.num_logprobs is not None:
             logprobs = self._score(sampled, token_ids, item.num_logprobs)
@@ -190,6 +218,12 @@ class ToyEngine:
         runner_ups: tuple[tuple[int, ...], ...] = ()
         if item.num_runner_ups:
             runner_ups = self._runner_ups(item, sampled)
+        head_token_ids: tuple[tuple[int, ...], ...] = ()
+        if item.num_head_candidates and sampled:
+            row = deciding_row(item, token_ids, num_accepted)
+            state = written[first + row]
+            depth = row if num_accepted is None else num_accepted
+            head_token_ids = self._guess(item, _mix(state, token_ids[depth]), depth)
         return StepResult(
             item.sequence_id,
             token_ids,
@@ -200,6 +234,7 @@ class ToyEngine:
             prompt_logprobs=scores,
             num_prefix_tokens=reservation.num_prefix_tokens,
             runner_ups=runner_ups,
+            head_token_ids=head_token_ids,
         )
 
     def _copy(self, reservations: Sequence[Reservation]) -> None:
@@ -212,16 +247,29 @@ class ToyEngine:
         ]
         self._kv.update(copies)
 
-    def _write(self, reservation: Reservation) -> list[int]:
-        """The states of the computed rows, which are in the cache afterwards."""
+    def _move(self, reservation: Reservation) -> None:
+        size = self._info.block_size
+        moved = [
+            (destination, self._kv[source // size][source % size])
+            for source, destination in reservation.moved_slots(size)
+        ]
+        for slot, state in moved:
+            self._kv[slot // size][slot % size] = state
+
+    def _write(self, reservation: Reservation, parents: Sequence[int]) -> list[int]:
+        """The states of the computed rows, which are in the cache afterwards; the last ones are
+        the nodes of a tree if it has `parents`."""
         block_size = self._info.block_size
         state = self._root
         if reservation.first:
             index, offset = divmod(reservation.first - 1, block_size)
             state = self._kv[reservation.blocks[index]][offset]
-        states = []
-        for position, token_id in enumerate(reservation.computed_ids, reservation.first):
-            index, offset = divmod(position, block_size)
+        states: list[int] = []
+        num_committed = len(reservation.computed_ids) - len(parents)
+        for row, token_id in enumerate(reservation.computed_ids):
+            if row >= num_committed:
+                state = states[num_committed + parents[row - num_committed]]
+            index, offset = divmod(reservation.first + row, block_size)
             state = _mix(state, token_id)
             states.append(state)
             block = reservation.blocks[index]
@@ -240,7 +288,8 @@ class ToyEngine:
     ) -> tuple[tuple[int, ...], int | None, tuple[SparseProbs, ...]]:
         """(tokens, number accepted, laws) of the sampled rows, by the item's rule."""
         if item.rule is None or not states:
-            tokens = tuple(self._sample(state, item, offset) for offset, state in enumerate(states))
+            places = zip(states, sample_offsets(item), strict=False)  # no states before the end
+            tokens = tuple(self._sample(state, item, offset) for state, offset in places)
             return tokens, None, ()
         rows = [self._row(state, item, offset) for offset, state in enumerate(states)]
         if isinstance(item.rule, Propose):
@@ -252,12 +301,27 @@ class ToyEngine:
         return (*kept, accepted.next_token_id), accepted.num_accepted_tokens, ()
 
     def _sample(self, state: int, item: StepItem, offset: int) -> int:
-        """The plain token of sampled row `offset`: a function of the text, which `state` names."""
+        """The plain token `offset` places behind the first: a function of the text (`state`)."""
         return self._row(state, item, offset).token()
 
     def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         rows = (self._row(state, item, offset) for offset, state in enumerate(states))
         return tuple(toy_rules.best_tokens(row, 1 + item.num_runner_ups)[1:] for row in rows)
+
+    def _guess(self, item: StepItem, state: int, depth: int) -> tuple[tuple[int, ...], ...]:
+        """Candidates of each head; `state` includes the last committed token, which is the item's
+        sampled one number `depth`. A head knows what comes before its place only if the rule does
+        without a history."""
+        law, count = head_sampling(item.sampling), item.num_head_candidates
+        found = []
+        for head in range(self._info.num_heads):
+            logits = self._logits(_adapted(state, item.adapter))
+            row = ToyRow(logits, law, item.output_index + depth + 1 + head)
+            best = toy_rules.best_tokens(row, count + 1)
+            chance = _mix(state, _HEAD_SEED + head)
+            found.append(guesses(best, chance, self._head_error_rate, count))
+            state = _mix(state, best[0])
+        return tuple(found)
 
     def _row(self, state: int, item: StepItem, offset: int) -> ToyRow:
         row = ToyRow(self._logits(state), item.sampling, item.output_index + offset)
