@@ -30,10 +30,12 @@ from paceline.proposers.suffix import SuffixProposer
 from paceline.testing.replay import Replay, replay
 from tests.e2e.assisted import TARGET, num_threads
 
-# As the configuration's defaults.
+# The configuration's defaults; then as eager as transformers, which looks up a single token, too.
 PROPOSERS: Mapping[str, Callable[[], Proposer]] = {
     "ngram": lambda: NgramProposer(2, 4),
     "suffix": lambda: SuffixProposer(24, 1.0, 0.1),
+    "ngram from 1": lambda: NgramProposer(1, 4),
+    "suffix x 4": lambda: SuffixProposer(24, 4.0, 0.1),
 }
 THEIRS = "transformers' prompt_lookup"
 
@@ -63,21 +65,22 @@ class Target:
             messages, add_generation_prompt=True, return_dict=True
         )["input_ids"]
         output, _ = self._generate(ids, max_tokens)
-        again, num_passes = self._generate(ids, max_tokens, prompt_lookup_num_tokens=k)
-        theirs = Replay(len(again), num_passes)
+        again, rows = self._generate(ids, max_tokens, prompt_lookup_num_tokens=k)
+        # Each pass has a row for the token before it (the first: the prompt) and one per proposal.
+        num_proposed = sum(rows) - len(ids) - (len(rows) - 1)
+        theirs = Replay(len(again), len(rows), num_proposed, len(again) - len(rows))
         return Text(tuple(ids), output, theirs, again == output)
 
     def _generate(
         self, ids: Sequence[int], max_tokens: int, **extra: Any
-    ) -> tuple[tuple[int, ...], int]:
-        """The output, and how often the model ran."""
-        num_passes = 0
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """The output, and the rows of each pass of the model."""
+        rows: list[int] = []
 
-        def count(*_: object) -> None:
-            nonlocal num_passes
-            num_passes += 1
+        def count(_module: Any, _positional: Any, named: Mapping[str, Any]) -> None:
+            rows.append(named["input_ids"].shape[1])
 
-        hook = self._model.register_forward_pre_hook(count)
+        hook = self._model.register_forward_pre_hook(count, with_kwargs=True)
         try:
             with torch.inference_mode(), num_threads(1):
                 found = self._model.generate(
@@ -85,7 +88,7 @@ class Target:
                 )
         finally:
             hook.remove()
-        return tuple(found[0, len(ids) :].tolist()), num_passes
+        return tuple(found[0, len(ids) :].tolist()), rows
 
 
 def compare(
