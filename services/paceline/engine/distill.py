@@ -13,6 +13,7 @@ card is `distill_run`'s.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -206,6 +207,8 @@ def train(
             trainer.save()
             return False
         divergence = trainer.step(next(stream), share)
+        if not math.isfinite(divergence):
+            raise ConfigError(f"training went astray at step {progress.steps}: KL {divergence}")
         now = time.monotonic()
         progress.seconds = before + now - began
         rate = (progress.tokens - tokens) / max(now - began, 1e-9)

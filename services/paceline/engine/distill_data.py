@@ -23,7 +23,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine import self_chats
-from paceline.engine.chat_files import Chat, check_chats, read_chats, read_windows, write_chats
+from paceline.engine.chat_files import (
+    Chat,
+    check_chats,
+    common_prefix,
+    read_chats,
+    read_windows,
+    write_chats,
+)
 from paceline.engine.distill import by_size, padded, save_whole
 from paceline.engine.student import FAMILIES, Example
 from paceline.errors import ConfigError
@@ -54,15 +61,20 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Chats to train on (pieces of text among them) and chats that are only measured on."""
+    """Chats to train on (pieces of text among them) and chats that are only measured on.
+
+    `prefix`: how many ids all chats begin with. `description`: for the model card.
+    """
 
     train: list[Chat]
     held_out: list[Chat]
+    prefix: int
+    description: str
 
 
-def load_target(folder: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
-    """The whole target; `ConfigError` when a draft of it cannot be trained."""
-    _check_target(folder)
+def load_target(folder: Path, dtype: torch.dtype | str, device: str = "cpu") -> Any:
+    """The whole target, "auto" in its stored type; `ConfigError` when it cannot be distilled."""
+    check_target(folder)
     transformers_logging.disable_progress_bar()
     try:
         target, loading = AutoModelForCausalLM.from_pretrained(
@@ -83,7 +95,7 @@ def load_target(folder: Path, dtype: torch.dtype, device: str = "cpu") -> Any:
     return target.to(device).eval()
 
 
-def _check_target(folder: Path) -> None:
+def check_target(folder: Path) -> None:
     if gguf_file(folder) is not None:
         raise ConfigError(f"{folder} is a GGUF file: only safetensors can be distilled")
     try:
@@ -169,7 +181,14 @@ def gather(
         raise ConfigError(
             f"there are {len(measured)} chats: {held_out} held out leave nothing to train on"
         )
-    return Data([*others, *measured[:-held_out]], measured[-held_out:])
+    said = [f"{len(chats):,} chats that the target made up"] if chats else []
+    if settings.chats is not None:
+        said = [f"{len(chats):,} chats of {settings.chats.name}"]
+    said += [f"{len(texts):,} pieces of text files"] if texts else []
+    num_tokens = sum(len(chat.ids) for chat in (*chats, *texts))
+    said[-1] += f", {num_tokens:,} tokens; the last {held_out} are held out"
+    prefix = common_prefix(chats) if chats else 0
+    return Data([*others, *measured[:-held_out]], measured[-held_out:], prefix, ", ".join(said))
 
 
 def _made_up(

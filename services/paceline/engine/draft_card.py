@@ -62,7 +62,7 @@ def card(report: Mapping[str, Any]) -> str:
         f"{kind} for {report['target']}, distilled from it by `paceline distill`. "
         "A derivative of the target: the target's licence holds for it.",
         "",
-        *(_draft_table(report) if report["kind"] == "draft" else _heads_table(report)),
+        *table(report),
         "",
         "Single texts are far apart, and other kinds of prompts than those measured may be, too. "
         f"The table again: `{report['measure_command']}`",
@@ -70,6 +70,11 @@ def card(report: Mapping[str, Any]) -> str:
         *_how(report),
     ]
     return "\n".join(lines) + "\n"
+
+
+def table(report: Mapping[str, Any]) -> list[str]:
+    """The figures, as lines of Markdown."""
+    return _draft_table(report) if report["kind"] == "draft" else _heads_table(report)
 
 
 def _draft_table(report: Mapping[str, Any]) -> list[str]:

@@ -74,6 +74,18 @@ def make_texts(target: Any, tokenizer: Any, num: int, batch: int, length: int) -
             return
 
 
+@torch.inference_mode()
+def greedy_answers(
+    target: Any, tokenizer: Any, prompts: Sequence[list[int]], batch: int, limit: int
+) -> list[list[int]]:
+    """What the target says at T = 0, at most `limit` tokens, without the one that ends it."""
+    end = -1 if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    answers: list[list[int]] = []
+    for start in range(0, len(prompts), batch):
+        answers += _generate(target, prompts[start : start + batch], 0.0, limit, end)
+    return answers
+
+
 def _generate(
     target: Any, prompts: Sequence[list[int]], temperature: float, limit: int, end: int
 ) -> list[list[int]]:
