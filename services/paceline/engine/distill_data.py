@@ -225,9 +225,9 @@ def _made_up(
 
 
 def _generate(target: Any, tokenizer: Any, num: int, batch: int, length: int) -> Iterator[Chat]:
-    if getattr(tokenizer, "chat_template", None):
-        return self_chats.make_chats(target, tokenizer, num, batch, length)
-    return self_chats.make_texts(target, tokenizer, num, batch, length)
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    make = self_chats.make_chats if has_template else self_chats.make_texts
+    yield from make(target, tokenizer, num, batch, length)
 
 
 # -------------------------------------------------------------------------------- hidden states

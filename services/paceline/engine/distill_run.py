@@ -134,7 +134,8 @@ def in_sentences() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
+        name, reason = error.filename or "a file", error.strerror or error
+        raise ConfigError(f"cannot read or write {name}: {reason}") from error
     except SafetensorError as error:
         raise ConfigError(f"a weights file cannot be read or written: {error}") from error
 

@@ -109,7 +109,7 @@ def test_heads_and_their_figures_again(target: Path, chats: Path, tmp_path: Path
         (("--report-only", "--draft", "d"), "--report-only needs --chats"),
         (("--report-only", "--draft", "d", "--chats", "c", "--steps", "5"), "without"),
         (("--report-only", "--draft", "d", "--medusa-heads", "h", "--chats", "c"), "one of"),
-        (("--out", "o", "--medusa", "17"), "17 is not in the range"),
+        (("--out", "o", "--medusa", "17"), "less than or equal to 16"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -124,8 +124,8 @@ def test_options_that_do_not_go_together(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--chats", "none.jsonl"), "cannot read none.jsonl: No such file"),
-        (("--text", "none.txt", "--num-chats", "0"), "cannot read none.txt: No such file"),
+        (("--chats", "none.jsonl"), "cannot read or write none.jsonl: No such file"),
+        (("--text", "none.txt", "--num-chats", "0"), "cannot read or write none.txt: No such file"),
         (("--layers", "0,x"), "--layers '0,x' are no layer numbers such as 0,1,16,17,18"),
         (("--layers", "0 7"), "layers must be distinct numbers from 0 to 2, the target's: 0 7"),
         (("--num-layers", "9"), "the target has 3 layers: a draft may keep 1 to 3"),
@@ -138,7 +138,6 @@ def test_expected_errors_are_one_line_and_exit_1(
 ) -> None:
     result = run(target, "--out", tmp_path / "out", *arguments)
     assert result.exit_code == 1
-    assert result.stderr.splitlines() == [line for line in result.stderr.splitlines() if line]
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
 
