@@ -32,6 +32,7 @@ from paceline.engine.chat_files import (
     write_chats,
 )
 from paceline.engine.distill import by_size, padded, save_whole
+from paceline.engine.plain_texts import make_texts
 from paceline.engine.student import FAMILIES, Example
 from paceline.errors import ConfigError
 from paceline.models import Progress, gguf_file, no_progress, sha256_of
@@ -211,10 +212,10 @@ def _made_up(
         if not path.exists():
             if target is None:
                 target = load_target(folder, torch.bfloat16, device)
-            torch.manual_seed(settings.seed * _SEEDS_A_RUN + shard)
+            seed = settings.seed * _SEEDS_A_RUN + shard
             wanted, made = min(size, num - start), []
             batch = min(_MADE_AT_ONCE, max(1, wanted // len(self_chats.ANSWER_TEMPERATURES)))
-            for chat in _generate(target, tokenizer, wanted, batch, settings.length):
+            for chat in _generate(target, tokenizer, wanted, batch, settings.length, seed):
                 made.append(chat)
                 progress("making up chats", start + len(made), num)
             if not made:
@@ -224,10 +225,12 @@ def _made_up(
     return chats
 
 
-def _generate(target: Any, tokenizer: Any, num: int, batch: int, length: int) -> Iterator[Chat]:
+def _generate(
+    target: Any, tokenizer: Any, num: int, batch: int, length: int, seed: int
+) -> Iterator[Chat]:
     has_template = bool(getattr(tokenizer, "chat_template", None))
-    make = self_chats.make_chats if has_template else self_chats.make_texts
-    yield from make(target, tokenizer, num, batch, length)
+    make = self_chats.make_chats if has_template else make_texts
+    yield from make(target, tokenizer, num, batch, length, seed)
 
 
 # -------------------------------------------------------------------------------- hidden states

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from paceline.engine import self_chats
 from paceline.engine.chat_files import Chat, check_chats, read_chats
 from paceline.engine.distill_data import load_tokenizer
 from paceline.engine.draft_card import acceptances, card, speedup
 from paceline.engine.draft_report import load_dense, measure_acceptance, measure_cost
 from paceline.engine.medusa_folder import read_medusa
 from paceline.engine.medusa_training import measure_heads
+from paceline.engine.plain_texts import greedy_answers
 from paceline.errors import ConfigError
 from paceline.models import Progress, no_progress, tokenizer_hash
 
@@ -121,7 +121,7 @@ def _greedy(target: Any, tokenizer: Any, chats: Sequence[Chat], num_heads: int) 
     limit = min(_GREEDY_TOKENS, target.config.max_position_embeddings - longest)
     answers: list[list[int]] = []
     if limit > 0:
-        answers = self_chats.greedy_answers(target, tokenizer, prompts, _GREEDY_BATCH, limit)
+        answers = greedy_answers(target, tokenizer, prompts, _GREEDY_BATCH, limit)
     pairs = zip(prompts, answers, strict=False)
     found = [Chat((*p, *a), len(p)) for p, a in pairs if len(a) > num_heads]
     if not found:
