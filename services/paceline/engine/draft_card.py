@@ -137,8 +137,8 @@ def _how(report: Mapping[str, Any]) -> list[str]:
         f"- **Training**: {limit} were asked for; {progress['steps']:,} steps over "
         f"{progress['tokens']:,} tokens in {progress['seconds'] / 60:.1f} minutes, "
         f"{made['machine']}, seed {made['recipe']['seed']}. {repeat}",
-        "- **Loss**: KL to the target's whole law on every token, blended with -log(overlap), and "
-        "the squared error of the logits. Weights are averaged over steps.",
+        "- **Loss**: KL to the target's law over the tokens that can be proposed, blended with "
+        "-log(overlap), and the squared error of the logits. Weights are averaged over steps.",
         f"- **Recipe**: {recipe}",
         f"- **Command**: `{made['command']}`",
     ]

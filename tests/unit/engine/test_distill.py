@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_layers_are_spread_over_the_target() -> None:
         (Recipe(student_config={"vocab_size": 9}), "not vocab_size: everything else"),
         (Recipe(student_config={"model_type": 1}), "not model_type"),
         (Recipe(student_config={"hidden_size": 0}), "whole number above 0"),
-        (Recipe(student_config={"hidden_size": 1.5}), "whole number above 0"),  # type: ignore[dict-item]
+        (Recipe(student_config=json.loads('{"hidden_size": 1.5}')), "whole number above 0"),
         (Recipe(student_config={"hidden_size": 64}), "not be wider than the target"),
         (Recipe(student_config={"num_attention_heads": 3}), "must divide num_attention_heads"),
         (Recipe(student_config={"head_dim": 7}), "do not fit"),

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -270,7 +271,7 @@ def test_a_target_that_lacks_weights_is_refused(target: Path, tmp_path: Path) ->
 def test_a_full_disk_is_seen_before_the_work(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
     with pytest.raises(ConfigError, match="needs 0 MiB for hidden states and has 0 MiB"):
         distill(job(target, tmp_path), Watch())
 
