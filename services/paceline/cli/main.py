@@ -16,6 +16,7 @@ from paceline.cli.bench_tracing import bench_tracing
 from paceline.cli.chat import chat
 from paceline.cli.console import err, out, print_error, print_rows, progress_display
 from paceline.cli.dashboards import dashboards
+from paceline.cli.distill import distill
 from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.simulate import simulate
@@ -95,6 +96,7 @@ def serve(
 
 
 app.add_typer(models_app, name="models", rich_help_panel=SERVE)
+app.command(rich_help_panel=SERVE)(distill)
 app.command(rich_help_panel=TRY)(chat)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,11 @@ from transformers.utils import logging as transformers_logging
 from paceline.engine.draft_head import DRAFT_VOCAB
 from paceline.engine.packed import unpack
 from paceline.errors import ConfigError
+from paceline.models import ASSET_DESCRIPTION, MANIFEST
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _WEIGHTS = "model.safetensors"
+DRAFT_LAYERS = "layers.safetensors"  # of an asset
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # llama.cpp's name for "every digit is a token of its own, then GPT-2's rules".
 _DIGITS_PRE_TOKENIZER = "smollm"
@@ -87,31 +89,51 @@ def prune_layers(folder: Path, keep: Sequence[int], out: Path) -> Path:
 
 
 def compose_draft(target_folder: Path, asset_folder: Path, out: Path) -> Path:
-    """Write to `out` the draft that `engine/distill.py` made for the model of `target_folder`.
+    """Write to `out` the draft whose asset `paceline distill` made for the model of the folder.
 
-    The asset has layers and final norm (`layers.safetensors`) and what else differs from the
-    target's config (`draft.json`). Embeddings are the target's. The output layer is the target's
-    times the asset's square `head_map`, so that it costs no more at run time. Returns `out`.
+    The asset has layers, final norm and maps (`layers.safetensors`) and what else differs from
+    the target's config (`draft.json`). Returns `out`.
     """
-    description = json.loads((asset_folder / "draft.json").read_text(encoding="utf-8"))
-    tensors = unpack(load_file(asset_folder / "layers.safetensors"))
+    description = json.loads((asset_folder / ASSET_DESCRIPTION).read_text(encoding="utf-8"))
+    tensors = unpack(load_file(asset_folder / DRAFT_LAYERS))
+    changes = description.get("config") or {"num_hidden_layers": description["num_hidden_layers"]}
+    return write_draft(target_folder, tensors, changes, out)
+
+
+def write_draft(
+    target_folder: Path, tensors: Mapping[str, torch.Tensor], changes: dict[str, Any], out: Path
+) -> Path:
+    """Write to `out` a draft of the folder's model: an ordinary model folder. Returns `out`.
+
+    `tensors`: layers, final norm, `head_map` [target's hidden, draft's hidden], and optionally
+    `embed_map` [draft's, target's] and `draft_vocab` [ids]. The output layer is the target's times
+    `head_map`, the embeddings are the target's (times `embed_map`), so that neither map costs
+    anything at run time. `changes`: what the config has otherwise than the target's.
+    """
+    tensors = dict(tensors)
     target = _load_tensors(target_folder, {_EMBEDDINGS, _HEAD})
     embeddings = target.get(_EMBEDDINGS)
-    head_map, token_ids = tensors.pop("head_map"), tensors.pop("draft_vocab").tolist()
+    head_map, embed_map = tensors.pop("head_map"), tensors.pop("embed_map", None)
+    token_ids = tensors.pop("draft_vocab", None)
     if embeddings is None or embeddings.shape[1] != head_map.shape[0]:
-        raise ConfigError(f"the draft in {asset_folder} was not made for the model {target_folder}")
+        raise ConfigError(f"the draft was not made for the model {target_folder}")
     composed = {name: tensor.to(embeddings.dtype) for name, tensor in tensors.items()}
-    composed[_EMBEDDINGS] = embeddings
     head = target.get(_HEAD, embeddings).float() @ head_map.float()
     composed[_HEAD] = head.to(embeddings.dtype)
+    composed[_EMBEDDINGS] = embeddings
+    if embed_map is not None:
+        composed[_EMBEDDINGS] = (embeddings.float() @ embed_map.float().T).to(embeddings.dtype)
     config = json.loads((target_folder / "config.json").read_text(encoding="utf-8"))
-    config |= {"num_hidden_layers": description["num_hidden_layers"], "tie_word_embeddings": False}
+    config |= {**changes, "tie_word_embeddings": False}
     if config.get("layer_types"):
         config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
     out.mkdir(parents=True, exist_ok=True)
     save_file(composed, out / _WEIGHTS, metadata={"format": "pt"})
+    (out / _WEIGHTS).chmod(0o644)  # safetensors keeps files to their owner
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (out / DRAFT_VOCAB).write_text(json.dumps(token_ids) + "\n", encoding="utf-8")
+    (out / DRAFT_VOCAB).unlink(missing_ok=True)
+    if token_ids is not None:
+        (out / DRAFT_VOCAB).write_text(json.dumps(token_ids.tolist()) + "\n", encoding="utf-8")
     _copy_companions(target_folder, out)
     return out
 
@@ -160,5 +182,6 @@ def _copy_companions(folder: Path, out: Path) -> None:
     for path in sorted(folder.iterdir()):
         is_companion = path.suffix in (".json", ".jinja", ".txt") or path.name.startswith("LICENSE")
         is_index = path.name.endswith(".index.json")
-        if is_companion and not is_index and not (out / path.name).exists():
+        is_own = is_index or path.name == MANIFEST
+        if is_companion and not is_own and not (out / path.name).exists():
             shutil.copyfile(path, out / path.name)

@@ -1,47 +1,42 @@
-"""How good is a draft for a target: the figures of a draft's model card, by one command.
-
-    python -m paceline.engine.draft_report --target DIR --draft DIR --chats FILE --last 64
+"""How good is a draft for a target: acceptance on held-out chats, the cost of a step.
 
 Both models read the same held-out chats (teacher forcing); only the answers' tokens count.
-Agreement is the acceptance of greedy requests, `coupled_acceptance` that of sampled ones. The
-cost ratio is one draft step over one target step, one row each, timed in turns.
+Agreement is the acceptance of greedy requests, `coupled` that of sampled ones. The cost ratio is
+one draft step over one target step, one row each, timed in turns.
+
+What the figures promise and how they are shown is `draft_card`'s.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig
 from paceline.engine.base import StepItem
+from paceline.engine.chat_files import Chat
 from paceline.engine.draft_head import cut_head
 from paceline.engine.torch_loader import load_torch_engine
+from paceline.errors import ConfigError
+from paceline.models import Progress, no_progress
 from paceline.sampling.params import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 TEMPERATURES = (0.7, 1.0)
 _CHUNK_ROWS = 128
 _DRAFT_TOP_N = 64  # what a draft replica uses
+_TIMED_LEN = 128
 _TIMED_PROMPT = 64
 _TIMED_STEPS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """Token ids of a conversation; the answer starts at `prompt_len`."""
-
-    ids: tuple[int, ...]
-    prompt_len: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +56,6 @@ class StepCost:
     target_ms: float
     draft_ms: float
     ratio: float
-
-
-def read_chats(path: Path) -> list[Chat]:
-    """One JSON object a line: `ids` and `prompt_len`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line.strip()]
-    return [Chat(tuple(row["ids"]), row["prompt_len"]) for row in rows]
 
 
 def coupled_acceptance(log_target: torch.Tensor, log_draft: torch.Tensor) -> torch.Tensor:
@@ -120,36 +108,43 @@ class AcceptanceMeter:
         return Acceptance(self._num_tokens, self._agreed / num, coupled, optimal)
 
 
-def load_dense(folder: Path) -> Any:
+def load_dense(folder: Path, device: str = "cpu") -> Any:
     """A plain transformers model in float32, with the draft's cut output layer if it has one."""
-    from transformers import AutoModelForCausalLM
-
-    hf_model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-    )
+    transformers_logging.disable_progress_bar()
+    try:
+        hf_model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
+    except (ValueError, OSError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"cannot load {folder}: {error}") from error
     cut_head(hf_model, folder)
-    return hf_model.eval()
+    return hf_model.to(device).eval()
 
 
 @torch.inference_mode()
-def measure_acceptance(target: Any, draft: Any, chats: Sequence[Chat]) -> Acceptance:
+def measure_acceptance(
+    target: Any, draft: Any, chats: Sequence[Chat], progress: Progress = no_progress
+) -> Acceptance:
     """Row `prompt_len - 1` predicts the answer's first token."""
     meter = AcceptanceMeter()
     for number, chat in enumerate(chats, 1):
-        ids = torch.tensor([chat.ids])
-        rows = torch.arange(chat.prompt_len - 1, len(chat.ids) - 1)
+        ids = torch.tensor([chat.ids], device=target.device)
+        rows = torch.arange(chat.prompt_len - 1, len(chat.ids) - 1, device=target.device)
         logits = [
             model(ids, use_cache=False, logits_to_keep=rows).logits[0].float()
             for model in (target, draft)
         ]
         meter.add(*logits)
-        logger.info("chat %d of %d: %s", number, len(chats), meter.result())
+        progress("measuring acceptance", number, len(chats))
     return meter.result()
 
 
-def measure_cost(target_folder: Path, draft_folder: Path) -> StepCost:
+def measure_cost(
+    target_folder: Path, draft_folder: Path, device: str = "cpu", num_threads: int = 1
+) -> StepCost:
     """Decode steps with one row through our own engine, target and draft in turns."""
-    times = zip(_step_times(target_folder), _step_times(draft_folder, _DRAFT_TOP_N), strict=True)
+    steps = partial(_step_times, device=device, num_threads=num_threads)
+    times = zip(steps(target_folder), steps(draft_folder, draft_top_n=_DRAFT_TOP_N), strict=True)
     pairs = list(times)[1:]  # the first step of each pays for warming up
     return StepCost(
         target_ms=1e3 * statistics.median(target for target, _ in pairs),
@@ -158,9 +153,17 @@ def measure_cost(target_folder: Path, draft_folder: Path) -> StepCost:
     )
 
 
-def _step_times(folder: Path, draft_top_n: int | None = None) -> Iterator[float]:
+def _step_times(
+    folder: Path, *, device: str, num_threads: int, draft_top_n: int | None = None
+) -> Iterator[float]:
     """Seconds of one decode step after the other; nothing runs between two `next` calls."""
-    config = ModelConfig(source=str(folder), max_model_len=256, num_kv_blocks=32, device="cpu")
+    config = ModelConfig(
+        source=str(folder),
+        max_model_len=_TIMED_LEN,
+        num_kv_blocks=32,
+        device=device,
+        num_threads=num_threads,
+    )
     engine = load_torch_engine(config, folder, draft_top_n=draft_top_n)
     engine.add(1)
     sampling = SamplingParams(temperature=1.0, seed=1)
@@ -170,28 +173,3 @@ def _step_times(folder: Path, draft_top_n: int | None = None) -> Iterator[float]
         began = time.perf_counter()
         engine.step([item])
         yield time.perf_counter() - began
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Acceptance and cost of a draft for a target.")
-    parser.add_argument("--target", type=Path, required=True, help="model folder")
-    parser.add_argument("--draft", type=Path, required=True, help="model folder")
-    parser.add_argument("--chats", type=Path, required=True, help="JSON lines: ids, prompt_len")
-    parser.add_argument("--last", type=int, default=64, help="how many chats, from the end")
-    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(1)
-    chats = read_chats(options.chats)[-options.last :]
-    cost = measure_cost(options.target, options.draft)
-    logger.info("%s", cost)
-    target, draft = load_dense(options.target), load_dense(options.draft)
-    acceptance = measure_acceptance(target, draft, chats)
-    text = json.dumps({"acceptance": asdict(acceptance), "cost": asdict(cost)}, indent=2)
-    logger.info("%s", text)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

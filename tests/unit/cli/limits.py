@@ -12,6 +12,17 @@ CLI_CONSTANTS: dict[str, str] = {
         "unit/cli/test_chat.py::test_commands_of_the_conversation"
     ),
     "cli.chat_talk:MAX_PROMPT_CHARS": "unit/cli/test_chat.py::test_errors_are_one_line_and_exit_1",
+    "cli.distill:MAX_STUDENT_BYTES": "unit/cli/test_distill.py::test_a_students_config",
+    "cli.distill_options:MAX_MEDUSA_HEADS": (
+        "unit/cli/test_distill.py::test_options_that_do_not_go_together"
+    ),
+    **dict.fromkeys(
+        ("engine.chat_files:MAX_CHATS_BYTES", "engine.chat_files:MAX_TEXT_BYTES"),
+        "unit/engine/test_chat_files.py::test_files_that_cannot_be_read",
+    ),
+    "engine.draft_card:MAX_SPEEDUP_TOKENS": (
+        "unit/engine/test_draft_card.py::test_the_best_number_is_the_best"
+    ),
     "cli.doctor_facts:MAX_PORTS_TRIED": (
         "unit/cli/test_doctor_checks.py::test_no_more_ports_are_tried_than_make_sense"
     ),

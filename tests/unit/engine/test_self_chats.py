@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.engine.distill import load_target
+from paceline.engine.distill_data import load_target
 from paceline.engine.self_chats import make_chats, template_parts
 from paceline.errors import ConfigError
 
@@ -31,12 +31,13 @@ def test_the_template_is_cut_around_the_users_text() -> None:
     assert template_parts(CharTokenizer()) == ([65], [66, 67])
     with pytest.raises(ConfigError, match="drops the user's text"):
         template_parts(CharTokenizer("AB"))
+    with pytest.raises(ConfigError, match="nothing behind the user's text"):
+        template_parts(CharTokenizer("A{}"))
 
 
 def test_chats_follow_the_template_and_the_seed(llama_folder: Path) -> None:
     target = load_target(llama_folder, torch.float32)
-    torch.manual_seed(1)
-    chats = list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90))
+    chats = list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90, seed=1))
     assert len(chats) == 5
     for chat in chats:
         prompt, answer = chat.ids[: chat.prompt_len], chat.ids[chat.prompt_len :]
@@ -45,5 +46,4 @@ def test_chats_follow_the_template_and_the_seed(llama_folder: Path) -> None:
         assert answer
         assert 2 not in answer
         assert len(chat.ids) <= 90
-    torch.manual_seed(1)
-    assert chats == list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90))
+    assert chats == list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90, seed=1))

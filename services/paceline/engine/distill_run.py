@@ -1,0 +1,283 @@
+"""From a target's folder to a draft, or Medusa heads, with a card: what `paceline distill` does.
+
+Stages: data, hidden states, training, the result, its report. Each is kept in the work folder,
+and the same job goes on there where it was stopped. Knows no terminal: a `Watch` is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from paceline.engine.chat_files import Chat, write_chats
+from paceline.engine.convert import compose_draft, write_draft
+from paceline.engine.distill import (
+    Budget,
+    DraftObjective,
+    Objective,
+    StepReport,
+    Trainer,
+    draft_tensors,
+    no_report,
+    read_progress,
+    save_whole,
+    train,
+    write_asset,
+)
+from paceline.engine.distill_data import (
+    Data,
+    DataSettings,
+    check_target,
+    fingerprint,
+    gather,
+    load_examples,
+    load_target,
+    prepare,
+    remember,
+)
+from paceline.engine.distill_report import (
+    REPORT,
+    machine,
+    report_draft,
+    report_heads,
+    write_report,
+)
+from paceline.engine.medusa_training import HeadsObjective, write_heads
+from paceline.engine.student import (
+    FIT_CHATS,
+    Example,
+    Loss,
+    Recipe,
+    Student,
+    choose_vocab,
+    draft_config,
+    fit_head_map,
+    spread_layers,
+)
+from paceline.errors import ConfigError
+from paceline.models import Progress, no_progress, sha256_of
+
+HELD_OUT = "held_out.jsonl"
+_VOCAB = "vocab.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class DistillJob:
+    """`target`: a model folder; `name`: how the user calls it. `num_heads` > 0 trains Medusa heads
+    instead of a draft, `published` with output layers of their own. `num_layers`: how many of the
+    target's, where the recipe names none (0: a sixth). `asset`: where the small form goes, too.
+    """
+
+    target: Path
+    name: str
+    out: Path
+    work: Path
+    data: DataSettings
+    recipe: Recipe
+    budget: Budget
+    num_layers: int = 0
+    num_heads: int = 0
+    published: bool = False
+    asset: Path | None = None
+    device: str = "cpu"
+    num_threads: int = 1
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is told how it goes, and who may stop the training between two steps."""
+
+    progress: Progress = no_progress
+    step: Callable[[StepReport], None] = no_report
+    should_stop: Callable[[], bool] = field(default=lambda: False)
+
+
+def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
+    """The report, which is also in the result's folder; None when it was stopped before its end.
+
+    `ConfigError` for everything that the user can mend: bad input, a full disk, another job's
+    work folder.
+    """
+    with in_sentences():
+        _use(job.device, job.num_threads)
+        check_target(job.target)
+        recipe = _complete_recipe(job)
+        _check_out(job)
+        remember(_data_settings(job), job.work, "data.json")
+        data = gather(job.target, job.data, job.work, job.device, watch.progress)
+        recipe = replace(
+            recipe, skip=max(data.prefix - 1, 0), held_out=len(data.held_out), seed=job.data.seed
+        )
+        prepare(job.target, data.train, job.work, job.device, watch.progress)
+        part = job.work / ("medusa" if job.num_heads else "draft")
+        remember({**asdict(recipe), "num_heads": job.num_heads}, part, "settings.json")
+        vocab = _train(job, recipe, data, part, watch)
+        if vocab is None:
+            return None
+        _write_result(job, recipe, part, vocab)
+        return _report(job, recipe, data, part, watch)
+
+
+@contextmanager
+def in_sentences() -> Iterator[None]:
+    """What a disk may do to us becomes a `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        name, reason = error.filename or "a file", error.strerror or error
+        raise ConfigError(f"cannot read or write {name}: {reason}") from error
+    except SafetensorError as error:
+        raise ConfigError(f"a weights file cannot be read or written: {error}") from error
+
+
+def _use(device: str, num_threads: int) -> None:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device here: take --device cpu")
+    torch.set_num_threads(num_threads)
+
+
+def _complete_recipe(job: DistillJob) -> Recipe:
+    """With layers, if none are named; checked before hours of work begin."""
+    config = AutoConfig.from_pretrained(job.target, local_files_only=True).to_dict()
+    if job.num_heads:
+        return replace(job.recipe, layers=(), student_config={})
+    recipe = job.recipe
+    if not recipe.layers and not recipe.student_config:
+        total = config["num_hidden_layers"]
+        layers = spread_layers(total, job.num_layers or max(1, round(total / 6)))
+        recipe = replace(recipe, layers=layers)
+    draft_config(config, recipe)
+    return recipe
+
+
+def _check_out(job: DistillJob) -> None:
+    """The folder must be new, or the result of an earlier run."""
+    is_used = job.out.is_dir() and any(job.out.iterdir())
+    if is_used and not (job.out / REPORT).is_file():
+        raise ConfigError(f"{job.out} holds something else: name a new folder for the result")
+    job.out.mkdir(parents=True, exist_ok=True)
+
+
+def _data_settings(job: DistillJob) -> dict[str, Any]:
+    settings = asdict(job.data)
+    files = [path for path in (job.data.chats, *job.data.texts) if path is not None]
+    hashes = [sha256_of(path) for path in files]
+    return {**settings, "target": fingerprint(job.target), "files": hashes}
+
+
+# ------------------------------------------------------------------------------------- training
+
+
+def _train(
+    job: DistillJob, recipe: Recipe, data: Data, part: Path, watch: Watch
+) -> torch.Tensor | None:
+    """The draft's vocabulary; None when it was stopped."""
+    torch.manual_seed(recipe.seed)
+    examples = load_examples(data.train, job.work, recipe.skip + job.num_heads)
+    if not examples:
+        raise ConfigError(f"no chat is longer than what all begin with ({recipe.skip} tokens)")
+    target = load_target(job.target, torch.float32, job.device)
+    head = target.get_output_embeddings().weight.detach()
+    vocab = _vocab(head, examples, recipe, part)
+    loss = Loss(head[vocab.to(head.device)], recipe)
+    objective: Objective
+    fit: Callable[[], None]
+    few = examples[:FIT_CHATS]
+    if job.num_heads:
+        heads = HeadsObjective(job.num_heads, head.shape[1], loss, recipe).to(head.device)
+        objective, fit = heads, partial(heads.fit_maps, few)
+    else:
+        student = Student(target, recipe)
+        objective = DraftObjective(student, loss, recipe)
+        fit = partial(fit_head_map, student, few, recipe.skip)
+    del target, head  # the student keeps the embeddings, the loss its rows
+    trainer = Trainer(objective, recipe, part)
+    if not trainer.resume():
+        fit()
+    is_done = train(trainer, examples, recipe, job.budget, watch.step, watch.should_stop)
+    return vocab if is_done else None
+
+
+def _vocab(head: torch.Tensor, examples: list[Example], recipe: Recipe, part: Path) -> torch.Tensor:
+    """Chosen once a work folder."""
+    path = part / _VOCAB
+    if not path.exists():
+        save_whole({"draft_vocab": choose_vocab(head, examples, recipe).int()}, path)
+    with safe_open(path, framework="pt") as file:
+        vocab: torch.Tensor = file.get_tensor("draft_vocab").long()
+    return vocab
+
+
+# --------------------------------------------------------------------------------------- result
+
+
+def _write_result(job: DistillJob, recipe: Recipe, part: Path, vocab: torch.Tensor) -> None:
+    config = AutoConfig.from_pretrained(job.target, local_files_only=True).to_dict()
+    if job.num_heads:
+        head = None
+        if job.published:
+            head = load_target(job.target, "auto").get_output_embeddings().weight.detach()
+        write_heads(part, vocab, job.name, job.out, output=head)
+        return
+    changes = draft_config(config, recipe)
+    tensors = draft_tensors(part, vocab, config["vocab_size"])
+    if job.asset is None:
+        write_draft(job.target, tensors, changes, job.out)
+        return
+    description = {
+        "target": job.name,
+        "num_hidden_layers": changes["num_hidden_layers"],
+        "config": changes,
+        "recipe": asdict(recipe),
+        "progress": asdict(read_progress(part)),
+    }
+    write_asset(tensors, description, job.asset)
+    compose_draft(job.target, job.asset, job.out)  # so that the figures are the asset's
+
+
+def _report(
+    job: DistillJob, recipe: Recipe, data: Data, part: Path, watch: Watch
+) -> dict[str, Any]:
+    made = {
+        "data": data.description,
+        "recipe": _plain(asdict(recipe)),
+        "progress": asdict(read_progress(part)),
+        "budget": asdict(job.budget),
+        "machine": machine(job.device, job.num_threads),
+        "command": job.command,
+    }
+    chats, last = _held_out_file(job, data.held_out), len(data.held_out)
+    which = f"--medusa-heads {job.out}" if job.num_heads else f"--draft {job.out}"
+    again = f"paceline distill {job.name} --report-only {which} --chats {chats} --last {last}"
+    again += f" --threads {job.num_threads}" if job.num_threads != 1 else ""
+    measure = report_heads if job.num_heads else report_draft
+    figures = measure(
+        job.target, job.out, data.held_out, job.device, job.num_threads, watch.progress
+    )
+    names = {"name": job.out.name, "target": job.name, "measure_command": again}
+    report = {**figures, **names, "made": made}
+    write_report(report, job.out)
+    return report
+
+
+def _held_out_file(job: DistillJob, held_out: list[Chat]) -> Path:
+    """Beside the result when the target made them up: the user's own texts are not copied."""
+    if job.data.chats is not None or job.data.texts:
+        return job.data.chats or Path("FILE")
+    write_chats(held_out, job.out / HELD_OUT)
+    return job.out / HELD_OUT
+
+
+def _plain(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = json.loads(json.dumps(recipe))
+    return plain
