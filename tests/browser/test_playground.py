@@ -65,7 +65,7 @@ def rows(page: Any) -> list[str]:
 
 def row_of(each: dict[str, Any]) -> str:
     bar = ", ".join(f"{stage.replace('_', ' ')} {each[f'{stage}_ms']:.1f} ms" for stage in STAGES)
-    counts = (each["round"], each["num_speculative_tokens"])
+    counts = (each["round"], each["source"] or "-", each["num_speculative_tokens"])
     accepted = f"{each['accepted']} of {each['proposed']}"
     numbers = [f"{each[f'{name}_ms']:.1f}" for name in (*STAGES, "wall")]
     return "|".join([*map(str, counts), accepted, bar, *numbers])

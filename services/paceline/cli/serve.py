@@ -55,7 +55,7 @@ def prefetch(file: servefile.ServeFile) -> None:
             elif source not in models.BUILTIN_SOURCES:
                 folders[source] = models.resolve(source)
     for pool in file.pools:
-        if pool.config.speculation.method == "model":
+        if pool.offer.has_drafts:
             _check_tokenizers(folders, pool)
 
 

@@ -15,12 +15,13 @@ from paceline.config.names import CONTROLLER, TARGETS, deployment_kind
 from paceline.config.replicas import ControllerConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
+from paceline.methods import SpeculationMethod
 
 
 class LiveTargetConfig(Section):
     """`user_config` of TargetReplica. What it says of K holds for requests in progress too."""
 
-    method: Literal["model", "off"] | None = Field(None, description="speculation.method")
+    method: SpeculationMethod | None = Field(None, description="speculation.method")
     lookahead: Literal["adaptive", "fixed"] | None = Field(
         None, description="speculation.lookahead"
     )
@@ -65,11 +66,10 @@ def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> N
     pool = next((pool for pool in config.pools if pool.suffix == suffix), None)
     if kind == TARGETS and pool is not None:
         live = LiveTargetConfig.model_validate(user_config)
-        if pool.config.speculation.method == "off" and live.method == "model":
-            raise ValueError(
-                f"method: args.{pool.where}speculation.method is off, so there are no draft "
-                "replicas: set it to model there"
-            )
+        if live.method is not None and (reason := pool.offer.why_not(live.method)):
+            if pool.config.speculation.method == "off":
+                reason = f"args.{pool.where}speculation.method is off: choose another one there"
+            raise ValueError(f"method: {reason}")
         live.apply(pool.config.speculation)
     elif kind == CONTROLLER and pool is not None:
         LiveControllerConfig.model_validate(user_config).apply(config.controller)
