@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from paceline.methods import SOURCES, ProposalSource
 from paceline.metrics.buckets import Buckets
 from paceline.metrics.target_catalog import (
     K_BUCKETS,
@@ -18,6 +19,25 @@ from paceline.protocol.rounds import TokenDelta
 _US = 1e6
 
 
+@dataclass(slots=True)
+class SourceCounts:
+    """Of one source of proposals. `num_rounds` verified some of its `num_draft_tokens`;
+    `num_chosen`: passes in which it was the sequence's source, whether K was 0 or not;
+    `num_explored` of them tried a source that was not expected to be best. `num_failures`:
+    proposers that raised, each of which its sequence has lost."""
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_chosen: int = 0
+    num_explored: int = 0
+    num_failures: int = 0
+
+
+def _by_source() -> dict[ProposalSource, SourceCounts]:
+    return {source: SourceCounts() for source in SOURCES if source}
+
+
 @dataclass
 class SchedulerStats:
     """Counts since start. A round is one pass of one sequence that committed tokens;
@@ -25,7 +45,8 @@ class SchedulerStats:
     the time that passes took. `num_prefill_rows` are the rows of texts that had no KV yet.
     `accepted_per_pos` has one count per place in a block, the last one for all behind.
     `num_failed`: sequences that the engine ended; `num_aborted`: those of `abort`.
-    `num_unused_tokens`: proposals in windows that nobody verified, as the text went elsewhere."""
+    `num_unused_tokens`: proposals in windows that nobody verified, as the text went elsewhere.
+    `by_source` has every source of proposals."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -53,6 +74,7 @@ class SchedulerStats:
     pass_s: Buckets = field(default_factory=lambda: Buckets(PASS_S_BUCKETS))
     pass_rows: Buckets = field(default_factory=lambda: Buckets(ROW_BUCKETS))
     queue_s: Buckets = field(default_factory=lambda: Buckets(QUEUE_S_BUCKETS))
+    by_source: dict[ProposalSource, SourceCounts] = field(default_factory=_by_source)
 
     def numbers(self) -> dict[str, int]:
         """The plain counts as of now, without histograms."""
@@ -68,8 +90,10 @@ class SchedulerStats:
         self.pass_s.observe(pass_us / _US)
         self.pass_rows.observe(record.num_rows)
 
-    def end_round(self, delta: TokenDelta, chosen: int, num_unused: int) -> None:
-        """`chosen`: the K in force."""
+    def end_round(
+        self, delta: TokenDelta, chosen: int, num_unused: int, source: ProposalSource = ""
+    ) -> None:
+        """`chosen`: the K in force. `source`: what made the proposals, "" where there were none."""
         num_draft, num_accepted = delta.num_draft_tokens, delta.num_accepted_tokens
         self.num_rounds += 1
         self.num_plain_rounds += num_draft == 0
@@ -80,6 +104,11 @@ class SchedulerStats:
         self.chosen.observe(chosen if chosen > num_draft else num_draft)
         if num_draft == 0:
             return
+        if source:
+            counts = self.by_source[source]
+            counts.num_rounds += 1
+            counts.num_draft_tokens += num_draft
+            counts.num_accepted_tokens += num_accepted
         # An EOS ends a block, too: then the proposals behind it were right or wrong, who knows.
         self.num_rejected_rounds += num_accepted < num_draft and delta.finish_reason is None
         per_pos = self.accepted_per_pos
