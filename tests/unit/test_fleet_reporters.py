@@ -133,6 +133,16 @@ def test_rates_are_those_since_the_last_beat(target):
     assert (third.busy_share, third.tokens_per_s, third.acceptance_rate) == (0.0, 0.0, None)
 
 
+def test_sources_are_shares_of_the_proposals_since_the_last_beat(target):
+    counts = target.scheduler.stats.by_source
+    assert target.beat().sources == {}
+    counts["model"].num_draft_tokens, counts["suffix"].num_draft_tokens = 6, 2
+    assert target.beat().sources == {"model": 0.75, "suffix": 0.25}
+    counts["suffix"].num_draft_tokens = 5
+    assert target.beat().sources == {"suffix": 1.0}
+    assert target.beat().sources == {}
+
+
 def test_what_is_so_now(target):
     plain = target.reporter.report(1, next(target.times), {"a": 1500, "b": 2500})
     report = TargetReport.read(plain)
