@@ -74,8 +74,8 @@ class TargetReport:
     `config_error`: why its last `user_config` was not taken.
 
     Since the last beat, None where there is nothing to divide by: `busy_share` of the time that
-    passes took, `tokens_per_s`, `acceptance_rate`; `sources`: each one's share of the proposals that
-    were verified, without those that have none. Now: `kv_cache_usage`, the mean number of
+    passes took, `tokens_per_s`, `acceptance_rate`; `sources`: each one's share of the proposals
+    that were verified, without those that have none. Now: `kv_cache_usage`, the mean number of
     proposals in a `window`, `rtt_ms` to its farthest draft, the state of each attached draft's
     circuit breaker, and whether speculation pays (`speculation_state`). `metrics` is everything
     that it counts, since its start.

@@ -17,7 +17,8 @@ MAX_TURNS = 254
 MAX_SPECULATION = 64
 HELP = (
     "/system TEXT sets the system prompt (no TEXT: none), /speculation off|on|K|METHOD how many "
-    "tokens are proposed, and from where, /clear forgets the conversation. Ctrl-C stops an answer, Ctrl-D ends."
+    "tokens are proposed, and from where, /clear forgets the conversation. Ctrl-C stops an answer, "
+    "Ctrl-D ends."
 )
 
 
