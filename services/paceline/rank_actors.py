@@ -183,17 +183,18 @@ async def load_replica_engine(
     max_pass_s: float = MAX_PASS_S,
     draft_top_n: int | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    medusa: str = "",
 ) -> ReplicaEngine:
     """The engine that `model` describes, ready, with all of its ranks.
 
     A pass that takes longer than `max_pass_s` breaks it; with several ranks also one that takes
     longer than `tensor_parallel_timeout_s`.
     `ConfigError` when it cannot be served, or when the deployment has no place for its ranks.
-    `adapters`: LoRA adapters, name -> PEFT folder.
+    `adapters`: LoRA adapters, name -> PEFT folder. `medusa`: where its Medusa heads are, or empty.
     """
     if model.tensor_parallel_size == 1:
         engine = await asyncio.to_thread(
-            load_source, model, draft_top_n=draft_top_n, adapters=adapters
+            load_source, model, draft_top_n=draft_top_n, adapters=adapters, medusa=medusa
         )
         return ReplicaEngine(engine, max_pass_s=max_pass_s)
     check_source(model)
@@ -201,6 +202,11 @@ async def load_replica_engine(
         raise ConfigError(
             f"target.adapters and tensor_parallel_size {model.tensor_parallel_size} do not go"
             " together yet: set tensor_parallel_size: 1, or merge the adapter into the model"
+        )
+    if medusa:
+        raise ConfigError(
+            f"target.medusa and tensor_parallel_size {model.tensor_parallel_size} do not go"
+            " together yet: set tensor_parallel_size: 1, or leave the heads out"
         )
     ranks = Ranks(model, own_placement_group(model))
     try:

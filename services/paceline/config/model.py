@@ -53,6 +53,9 @@ class ModelConfig(Section):
     toy_error_rate: float = Field(
         0.0, ge=0.0, le=1.0, description="toy model: share of steps whose logits are disturbed"
     )
+    toy_head_error_rate: float = Field(
+        0.2, ge=0.0, le=1.0, description="toy model: share of its Medusa heads' guesses that fail"
+    )
     toy_step_ms: float = Field(
         0.0, ge=0.0, le=10_000.0, description="timed model: cost of a pass in milliseconds"
     )

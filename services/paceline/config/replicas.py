@@ -43,6 +43,11 @@ class TargetConfig(Section):
         max_length=64,
         description="LoRA adapters: served model name -> PEFT folder",
     )
+    medusa: str = Field(
+        "",
+        max_length=1024,
+        description="Medusa heads: folder, Hub id or alias; toy for a toy; empty: none",
+    )
 
     @field_validator("adapters")
     @classmethod

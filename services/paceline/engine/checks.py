@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.engine.base import EngineInfo, StepItem, Verify
+from paceline.engine.base import EngineInfo, Propose, StepItem, Verify
 from paceline.engine.blocks import BlockPool, BlockTable
 from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
@@ -16,6 +16,7 @@ _REJECTION_MODES = (VerificationMode.REJECTION, VerificationMode.BLOCK)
 _MAX_SALT = 2**64 - 1
 # As many as the wire lets a target ask for; `best_tokens` could name twice as many.
 MAX_RUNNER_UPS = 16
+MAX_HEAD_CANDIDATES = 16  # of each Medusa head: a tree has no use for more
 
 
 def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) -> None:
@@ -36,6 +37,7 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         _check_rows(where, item, info, table.length)
         _check_salt(where, item, info, table)
         _check_sampling(where, item)
+        _check_heads(where, item, info)
         if item.num_prompt_logprobs is not None or item.scored_token_ids:
             _check_scores(where, item, info)
         if isinstance(item.rule, Verify):
@@ -93,6 +95,16 @@ def _check_sampling(where: str, item: StepItem) -> None:
         raise LocalProtocolError(
             f"{where}: output index {item.output_index} in a text of {item.start + num_rows} tokens"
         )
+
+
+def _check_heads(where: str, item: StepItem, info: EngineInfo) -> None:
+    count = item.num_head_candidates
+    if not 0 <= count <= MAX_HEAD_CANDIDATES:
+        raise LocalProtocolError(f"{where}: {count} candidates of each head")
+    if count and not info.num_heads:
+        raise LocalProtocolError(f"{where}: candidates of heads, but there are no heads")
+    if count and isinstance(item.rule, Propose):
+        raise LocalProtocolError(f"{where}: heads guess behind what a target commits, not a draft")
 
 
 def _check_scores(where: str, item: StepItem, info: EngineInfo) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.engine.lora import CurrentPass
+from paceline.engine.medusa import MedusaHeads
 from paceline.engine.paged_attention import ShapeProbe
 from paceline.engine.pass_plan import AttentionGroup, PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
@@ -52,13 +53,15 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class StaticPass:
-    """The fixed buffers of one shape. `logits` is where the graph leaves them, [rows, width]."""
+    """The fixed buffers of one shape. `logits` is where the graph leaves them, [rows, width], and
+    `hidden` for its final hidden states, [rows, hidden_size], if the model has Medusa heads."""
 
     host: torch.Tensor
     device: torch.Tensor
     copied: Any = None  # CUDA event: the host buffer may be written again
     graph: Any = None
     logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
 
 
 def pick_shape(rows: Sequence[SequenceRows], block_size: int, max_blocks: int) -> Shape | None:
@@ -120,8 +123,9 @@ class GraphRunner(ModelRunner):
         use_varlen: bool,
         use_graphs: bool = True,
         adapters: CurrentPass | None = None,
+        heads: MedusaHeads | None = None,
     ) -> None:
-        super().__init__(model, probe, num_blocks + 1, block_size, adapters=adapters)
+        super().__init__(model, probe, num_blocks + 1, block_size, adapters=adapters, heads=heads)
         self._scratch = num_blocks
         self._max_blocks = -(-max_model_len // block_size)
         self._windows = {window for window in probe.windows.values() if window is not None}
@@ -132,6 +136,7 @@ class GraphRunner(ModelRunner):
         self._memory: Any = None
         self._side: Any = None
         self._logits: torch.Tensor | None = None
+        self._hidden: torch.Tensor | None = None
 
     def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         can_replay = self._use_graphs and not any(item.adapter for item in rows)
@@ -172,6 +177,7 @@ class GraphRunner(ModelRunner):
                     return self._forward(rows)
             static.graph.replay()
         assert static.logits is not None
+        self._final_hidden = static.hidden
         # The next replay overwrites them.
         return static.logits[:num_samples].clone()
 
@@ -188,6 +194,11 @@ class GraphRunner(ModelRunner):
         if self._logits is None or len(self._logits) < len(logits):
             self._logits = torch.empty_like(logits)  # older graphs keep the smaller one
         static.logits = self._logits[: len(logits)]
+        hidden = self._final_hidden
+        if hidden is not None:
+            if self._hidden is None or len(self._hidden) < len(hidden):
+                self._hidden = torch.empty_like(hidden)
+            static.hidden = self._hidden[: len(hidden)]
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(
             graph, pool=self._memory, stream=side, capture_error_mode="thread_local"
@@ -195,6 +206,8 @@ class GraphRunner(ModelRunner):
         # The outer one takes us back from the side stream: a capture that fails does not.
         with torch.cuda.stream(side), capture:
             static.logits.copy_(self._run(self._plan(static, shape)))
+            if static.hidden is not None:
+                static.hidden.copy_(self._final_hidden)
         static.graph = graph
 
     def _end_graphs(self) -> None:

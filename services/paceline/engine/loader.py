@@ -13,10 +13,13 @@ from pathlib import Path
 from paceline import models
 from paceline.config import ModelConfig
 from paceline.engine.base import NO_ADAPTERS, Engine, EngineInfo
+from paceline.engine.medusa_source import resolve_medusa
 from paceline.engine.timed import TimedEngine
 from paceline.engine.toy import ToyEngine
 from paceline.errors import ConfigError
 from paceline.grammars import load_grammars
+
+TOY_NUM_HEADS = 3
 
 
 def load_engine(
@@ -25,21 +28,26 @@ def load_engine(
     *,
     draft_top_n: int | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    medusa: str = "",
 ) -> Engine:
     """The engine that `model` describes; `path` is its resolved folder, None for toys.
 
     `draft_top_n` limits a draft's noise to its most likely tokens (safe only for a draft).
     `adapters`: name -> PEFT folder; a toy opens no folder and makes an adapter of the name alone.
-    `ConfigError` when the folder cannot be served.
+    `medusa`: where its Medusa heads are (`medusa_source.resolve_medusa`), or empty; `toy` gives a
+    toy heads that guess by its rule. `ConfigError` when the folder cannot be served.
     """
     if model.source in models.BUILTIN_SOURCES:
-        return _load_toy(model, adapters)
+        if medusa not in ("", "toy"):
+            raise ConfigError(f"target.medusa: the heads of model {model.source} are named toy")
+        return _load_toy(model, adapters, num_heads=TOY_NUM_HEADS if medusa else 0)
     if path is None:
         raise ConfigError(f"model {model.source} needs a folder; resolve it first")
     # Importing torch takes seconds, which a toy deployment should not pay.
     from paceline.engine.torch_loader import load_torch_engine
 
-    return load_torch_engine(model, path, draft_top_n=draft_top_n, adapters=adapters)
+    heads = resolve_medusa(medusa) if medusa else None
+    return load_torch_engine(model, path, draft_top_n=draft_top_n, adapters=adapters, medusa=heads)
 
 
 def load_source(
@@ -47,10 +55,11 @@ def load_source(
     *,
     draft_top_n: int | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    medusa: str = "",
 ) -> Engine:
     """`load_engine` for whatever `model.source` names: a built-in, a folder, an alias, a Hub id."""
     path = None if model.source in models.BUILTIN_SOURCES else models.resolve(model.source)
-    return load_engine(model, path, draft_top_n=draft_top_n, adapters=adapters)
+    return load_engine(model, path, draft_top_n=draft_top_n, adapters=adapters, medusa=medusa)
 
 
 def toy_info(model: ModelConfig) -> EngineInfo:
@@ -67,10 +76,11 @@ def toy_info(model: ModelConfig) -> EngineInfo:
     )
 
 
-def _load_toy(model: ModelConfig, adapters: Mapping[str, str]) -> Engine:
+def _load_toy(model: ModelConfig, adapters: Mapping[str, str], num_heads: int) -> Engine:
     toy = ToyEngine(
-        replace(toy_info(model), adapters=tuple(adapters)),
+        replace(toy_info(model), adapters=tuple(adapters), num_heads=num_heads),
         error_rate=model.toy_error_rate,
+        head_error_rate=model.toy_head_error_rate,
         enable_prefix_caching=model.enable_prefix_caching,
     )
     if model.source == "toy":

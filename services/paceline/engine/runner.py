@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.engine.lora import CurrentPass
+from paceline.engine.medusa import MedusaHeads
 from paceline.engine.paged_attention import PassContext, ShapeProbe, allocate_pool
 from paceline.engine.pass_plan import PassPlan, SequenceRows, plan_pass
 from paceline.engine.varlen_attention import VarlenPlan
@@ -26,6 +27,10 @@ class Runner(Protocol):
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         """Logits [samples, output width] of the rows asked for, in order; writes the KV cache."""
 
+    def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        """Logits [heads, len(rows), output width] of the Medusa heads, for rows of what the last
+        `forward` returned; only where there are heads."""
+
     def close(self) -> None:
         """Let go of everything outside this process (other ranks)."""
 
@@ -34,6 +39,7 @@ class ModelRunner:
     """One process, one device. `model` attends through our function, as `probe` recorded.
 
     `adapters`: where the model's LoRA layers look for the rows of a pass; None: it has none.
+    `heads`: attached to the model.
     """
 
     def __init__(
@@ -45,8 +51,11 @@ class ModelRunner:
         *,
         row_by_row: bool = False,
         adapters: CurrentPass | None = None,
+        heads: MedusaHeads | None = None,
     ) -> None:
         self._model = model
+        self._heads = heads
+        self._final_hidden: torch.Tensor | None = None
         self._row_by_row = row_by_row
         self._adapters = adapters
         self._block_size = block_size
@@ -85,7 +94,16 @@ class ModelRunner:
             logits_to_keep=plan.sample_rows,
             paged=PassContext(self._kv, plan),
         )
+        if self._heads is not None:
+            self._final_hidden = self._heads.final_hidden
         logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        assert self._heads is not None, "there are no heads"
+        assert self._final_hidden is not None, "no pass was run"
+        picked = self._final_hidden[torch.tensor(rows, device=self.device)]
+        logits: torch.Tensor = self._heads(picked)
         return logits
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ from paceline.engine.base import (
     StepItem,
     StepResult,
 )
+from paceline.engine.scripted_text import GOLDEN, MASK, advance, head_guesses, mix
+from paceline.engine.step_rows import deciding_row
 from paceline.errors import LocalProtocolError
 from paceline.sampling.params import SamplingParams
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 # Longest table of acceptances over output positions, in tokens.
 MAX_PERIOD = 1 << 16
 
@@ -122,7 +122,8 @@ class ScriptedEngine:
 
     Without a `script` it is the target: every engine of the same `seed` and vocabulary writes the
     same text. With one it is a draft for that target. Blocks are counted as if no two sequences
-    shared any; what the prefix cache remembers takes none.
+    shared any; what the prefix cache remembers takes none. Its Medusa heads (`info.num_heads`) are
+    wrong as often as `head_error_rate` says (`toy_heads`).
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class ScriptedEngine:
         *,
         seed: int = 0,
         draft_seed: int = 1,
+        head_error_rate: float = 0.2,
         enable_prefix_caching: bool = True,
     ) -> None:
         if info.vocab_size < 16:
@@ -140,8 +142,9 @@ class ScriptedEngine:
         self._tables = () if script is None else tuple(map(_bounds, script.classes))
         corrections = () if script is None else script.corrections
         self._corrections = tuple(int(share * 2**32) for share in corrections)
-        self._root = _mix(seed & _MASK)
-        self._draft_key = _mix((draft_seed & _MASK) ^ _GOLDEN)
+        self._root = mix(seed & MASK)
+        self._draft_key = mix((draft_seed & MASK) ^ GOLDEN)
+        self._head_error_rate = head_error_rate
         self._texts: dict[int, _Text] = {}
         self._free_blocks = info.num_blocks
         self._prefixes = _Prefixes(info.num_blocks if enable_prefix_caching else 0)
@@ -233,6 +236,8 @@ class ScriptedEngine:
             return "a scripted engine only decodes greedily, without processors"
         if item.num_logprobs is not None or item.num_prompt_logprobs is not None:
             return "a scripted engine has no log-probabilities"
+        if item.num_head_candidates and not info.num_heads:
+            return "candidates of heads, but there are no heads"
         if item.cache_salt:
             return "a scripted engine knows no cache salts"
         return ""
@@ -278,7 +283,7 @@ class ScriptedEngine:
             text.bounds = self._tables[item.token_ids[0] % len(self._tables)]
         state = states[-1]
         for token_id in item.token_ids[num_found : end - start]:
-            state = ((state ^ (token_id + 1)) * _GOLDEN) & _MASK
+            state = ((state ^ (token_id + 1)) * GOLDEN) & MASK  # `advance`, without the call
             state ^= state >> 29
             states.append(state)
         if self._prefixes.limit:
@@ -297,7 +302,17 @@ class ScriptedEngine:
             end,
             num_prefix_tokens=num_found,
             runner_ups=runner_ups,
+            head_token_ids=self._guess(item, token_ids, sampled),
         )
+
+    def _guess(
+        self, item: StepItem, token_ids: Sequence[int], states: Sequence[int]
+    ) -> tuple[tuple[int, ...], ...]:
+        if not states or not item.num_head_candidates:
+            return ()
+        row, info = deciding_row(item, token_ids, None), self._info
+        state, count = advance(states[row], token_ids[row]), item.num_head_candidates
+        return head_guesses(state, info.num_heads, info.vocab_size, count, self._head_error_rate)
 
     def _remember(self, text: _Text, start: int, end: int) -> None:
         """The blocks that have become full between two lengths."""
@@ -312,12 +327,12 @@ class ScriptedEngine:
     ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Tokens and, if asked for, runner-ups of the sampled rows."""
         size, count = self._info.vocab_size, item.num_runner_ups
-        truths = [_mix(state) % size for state in states]
+        truths = [mix(state) % size for state in states]
         draws = [0] * len(states)
         token_ids = truths
         if self._tables:
             period, key = len(bounds), self._draft_key
-            draws = [_mix(state ^ key) for state in states]
+            draws = [mix(state ^ key) for state in states]
             token_ids = [
                 truth
                 if draw < bounds[(item.output_index + row) % period]
@@ -334,7 +349,7 @@ class ScriptedEngine:
         others = (token_id + offset for offset in range(1, min(count + 1, size - 1) + 1))
         ids = [other % size for other in others if other % size != truth]
         if token_id != truth:
-            chance = _mix(draw) >> 32
+            chance = mix(draw) >> 32
             for rank, bound in enumerate(self._corrections):
                 if chance < bound:
                     ids.insert(rank, truth)
@@ -377,10 +392,3 @@ def _is_adjusted(sampling: SamplingParams) -> bool:
 def _bounds(phases: tuple[Phase, ...]) -> tuple[int, ...]:
     tables = ((int(phase.acceptance * 2**64),) * phase.num_tokens for phase in phases)
     return tuple(chain(*tables))
-
-
-def _mix(state: int) -> int:
-    """Splitmix64's finalizer: well spread, and the same on every machine."""
-    z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)

@@ -7,10 +7,13 @@ the prefix cache and which tokens each sampled row has before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.engine.base import StepItem
 from paceline.engine.blocks import Reservation, WantedRows
 from paceline.engine.prefix_cache import adapter_salt
+from paceline.sampling.acceptance import accept_matching
+from paceline.sampling.params import SamplingParams
 
 
 def wanted_rows(item: StepItem) -> WantedRows:
@@ -83,3 +86,41 @@ def histories(
     first_end = len(text) - item.num_samples + 1
     prompt = text[:split]  # one object for all rows
     return [(prompt, text[split:end]) for end in range(first_end, len(text) + 1)]
+
+
+def deciding_row(item: StepItem, token_ids: Sequence[int], num_accepted: int | None) -> int:
+    """Which sampled row of an item decides the last token that is committed.
+
+    `token_ids` and `num_accepted` as in its result. Of a chain under sample and match, where every
+    row has a token, it is the one after the proposals that agree with them.
+    """
+    if item.tree_parents:
+        row = 0
+        for token_id in token_ids[:num_accepted]:
+            row = _child(item, row, token_id)
+        return row
+    if num_accepted is None:
+        num_accepted = accept_matching(draft_ids(item), token_ids).num_accepted_tokens
+    return num_accepted
+
+
+def _child(item: StepItem, row: int, token_id: int) -> int:
+    """The row of the node with this token behind that of `row`; row 0 is the committed text's."""
+    for node, (parent, proposed) in enumerate(zip(item.tree_parents, draft_ids(item), strict=True)):
+        if parent == row - 1 and proposed == token_id:
+            return node + 1
+    raise AssertionError(f"{token_id} was accepted behind row {row}, but no node there has it")
+
+
+def head_sampling(sampling: SamplingParams) -> SamplingParams:
+    """The law that Medusa heads guess under: what depends on the text before is left out."""
+    if not (sampling.has_penalties or sampling.min_tokens or sampling.grammar):
+        return sampling
+    return replace(
+        sampling,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        min_tokens=0,
+        grammar="",
+    )

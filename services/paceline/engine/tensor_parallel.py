@@ -223,6 +223,9 @@ class TensorParallelRunner:
             self._broken = error
             raise EngineBroken(f"a pass over {self._group.size} ranks failed: {error}") from error
 
+    def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        return self._runner.head_logits(rows)
+
     def close(self) -> None:
         """Let the other ranks end; does nothing in a broken group."""
         if self._broken is None:

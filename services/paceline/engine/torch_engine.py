@@ -18,6 +18,7 @@ from paceline.engine.blocks import BlockPool, Reservation
 from paceline.engine.checks import check_items
 from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.logits_clock import LogitsClock
+from paceline.engine.medusa import HeadSampler
 from paceline.engine.pass_plan import SequenceRows
 from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.runner import Runner
@@ -48,6 +49,7 @@ class TorchEngine:
             info.num_blocks, info.block_size, enable_prefix_caching=enable_prefix_caching
         )
         self._sampler = BatchedSampler(draft_top_n=draft_top_n)
+        self._heads = HeadSampler(info.num_heads, info.vocab_size, runner.head_logits)
         self._masks = GrammarMasks(info.grammars)
         self._num_passes = 0
         self._num_rows = 0
@@ -131,6 +133,7 @@ class TorchEngine:
         # on a GPU the masks are made while it computes
         parts = pass_parts(items, reservations, tables, self._masks)
         results = pass_results(parts, logits, self._sampler)
+        self._heads.add(parts, results)
         self._logits_clock.end(logits)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began

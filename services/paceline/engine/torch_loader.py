@@ -21,6 +21,7 @@ from paceline.engine.convert import load_gguf_model
 from paceline.engine.draft_head import cut_head
 from paceline.engine.graph_runner import GraphRunner
 from paceline.engine.lora import CurrentPass, attach_adapters
+from paceline.engine.medusa import MedusaHeads, load_medusa
 from paceline.engine.packed_linear import ROWS_HINT, pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
 from paceline.engine.quantization import check_quantization, loading_arguments, pack_on_cpu
@@ -48,16 +49,17 @@ def load_torch_engine(
     *,
     draft_top_n: int | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    medusa: Path | None = None,
 ) -> TorchEngine:
     """An engine with the weights of `folder`; `ConfigError` if they cannot be served.
 
-    `adapters`: name -> PEFT folder.
+    `adapters`: name -> PEFT folder. `medusa`: the folder of its heads.
 
     Sets torch's intra-op threads for the whole process, as `model.num_threads` says.
     """
     if model.tensor_parallel_size > 1:
         raise ConfigError("tensor_parallel_size > 1 needs a Serve replica, which starts the ranks")
-    runner, info = load_runner(model, folder, adapters=adapters)
+    runner, info = load_runner(model, folder, adapters=adapters, medusa=medusa)
     return TorchEngine(
         runner,
         info,
@@ -72,6 +74,7 @@ def load_runner(
     *,
     group: RankGroup | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
+    medusa: Path | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
     """The weights of `folder` and what to announce of them; with `group`, this rank's share."""
     torch.set_num_threads(model.num_threads)
@@ -84,6 +87,7 @@ def load_runner(
     hf_model = load_hf_model(model, folder, device, group)
     if group is not None:
         group.finish_loading(hf_model, folder)
+    heads = None if medusa is None else load_medusa(hf_model, medusa)
     cut_head(hf_model, folder)
     if model.quantization != "none" and device.type == "cpu":
         pack_on_cpu(hf_model, model.quantization, gguf)
@@ -92,6 +96,8 @@ def load_runner(
     if model.reproducible:
         tile_linears(hf_model)
     current = attach_adapters(hf_model, adapters, folder)
+    if heads is not None:
+        heads.attach(hf_model)
     probe, width = probe_model(hf_model)
     vocab_size = count_real_ids(folder, width)
     eos_ids = tuple(i for i in eos_token_ids(folder, hf_config) if i < vocab_size)
@@ -105,8 +111,10 @@ def load_runner(
         eos_token_ids=eos_ids,
         grammars=folder_grammars(folder, vocab_size, eos_ids),
         adapters=tuple(adapters),
+        num_heads=0 if heads is None else heads.num_heads,
     )
-    return make_runner(model, hf_model, probe, current, is_sharded=group is not None), info
+    runner = make_runner(model, hf_model, probe, current, heads=heads, is_sharded=group is not None)
+    return runner, info
 
 
 def make_runner(
@@ -115,6 +123,7 @@ def make_runner(
     probe: ShapeProbe,
     adapters: CurrentPass | None,
     *,
+    heads: MedusaHeads | None = None,
     is_sharded: bool,
 ) -> ModelRunner:
     """The runner that the device and the config ask for; `ConfigError` if they do not agree."""
@@ -132,6 +141,7 @@ def make_runner(
             model.block_size,
             row_by_row=model.reproducible,
             adapters=adapters,
+            heads=heads,
         )
     return GraphRunner(
         hf_model,
@@ -142,6 +152,7 @@ def make_runner(
         use_varlen=use_varlen,
         use_graphs=use_graphs,
         adapters=adapters,
+        heads=heads,
     )
 
 

@@ -18,13 +18,16 @@ from paceline.engine.blocks import BlockPool, BlockTable, Reservation
 from paceline.engine.checks import check_items
 from paceline.engine.grammar_masks import GrammarMasks
 from paceline.engine.step_rows import (
+    deciding_row,
     draft_ids,
+    head_sampling,
     histories,
     needs_history,
     num_sampled_rows,
     scored_ids,
     wanted_rows,
 )
+from paceline.engine.toy_heads import guesses
 from paceline.engine.toy_rules import ToyRow
 from paceline.generation import TokenLogprobs
 from paceline.grammars import allowed_token_ids
@@ -34,6 +37,7 @@ _MASK = (1 << 64) - 1
 _NUM_LIVE_IDS = 8
 _LOGIT_RANGE = 4.0
 _NOT_LIVE = float("-inf")
+_HEAD_SEED = 1 << 40  # beyond token ids, so that a head errs whatever the text goes on with
 
 
 def _mix(state: int, value: int) -> int:
@@ -59,6 +63,8 @@ class ToyEngine:
     `error_rate` of contexts, chosen by `error_seed`, gets unrelated logits. So a toy draft with
     error_rate e agrees with a toy target in about 1 - e of the contexts (plus chance hits).
     At most 8 ids per context have a finite logit, spread over 4 units.
+    Its Medusa heads (`info.num_heads`) know the rule, and are wrong as often as `head_error_rate`
+    says (`toy_heads`).
     An adapter of `info.adapters` has no weights: its name chooses half of all contexts, which get
     logits of their own.
     """
@@ -70,6 +76,7 @@ class ToyEngine:
         seed: int = 0,
         error_rate: float = 0.0,
         error_seed: int = 1,
+        head_error_rate: float = 0.2,
         enable_prefix_caching: bool = True,
     ) -> None:
         self._info = info
@@ -81,6 +88,7 @@ class ToyEngine:
         self._root = _mix(seed & _MASK, 0)
         self._error_bound = int(error_rate * 2**64)
         self._error_seed = error_seed
+        self._head_error_rate = head_error_rate
         # The toy's KV cache, block -> slots: the slot of position i holds the hash of tokens
         # 0..i. A row is computed from the slot before it, as a model's would be, so a block in
         # the wrong hands gives wrong tokens.
@@ -175,6 +183,7 @@ class ToyEngine:
     def _result(
         self, item: StepItem, reservation: Reservation, states: Sequence[int]
     ) -> StepResult:
+        written = states
         if item.adapter:
             states = [_adapted(state, item.adapter) for state in states]
         sampled = states[len(states) - num_sampled_rows(item, reservation) :]
@@ -190,6 +199,12 @@ class ToyEngine:
         runner_ups: tuple[tuple[int, ...], ...] = ()
         if item.num_runner_ups:
             runner_ups = self._runner_ups(item, sampled)
+        head_token_ids: tuple[tuple[int, ...], ...] = ()
+        if item.num_head_candidates and sampled:
+            row = deciding_row(item, token_ids, num_accepted)
+            state = written[len(written) - len(sampled) + row]
+            depth = row if num_accepted is None else num_accepted
+            head_token_ids = self._guess(item, _mix(state, token_ids[depth]), depth)
         return StepResult(
             item.sequence_id,
             token_ids,
@@ -200,6 +215,7 @@ class ToyEngine:
             prompt_logprobs=scores,
             num_prefix_tokens=reservation.num_prefix_tokens,
             runner_ups=runner_ups,
+            head_token_ids=head_token_ids,
         )
 
     def _copy(self, reservations: Sequence[Reservation]) -> None:
@@ -258,6 +274,21 @@ class ToyEngine:
     def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         rows = (self._row(state, item, offset) for offset, state in enumerate(states))
         return tuple(toy_rules.best_tokens(row, 1 + item.num_runner_ups)[1:] for row in rows)
+
+    def _guess(self, item: StepItem, state: int, depth: int) -> tuple[tuple[int, ...], ...]:
+        """Candidates of each head; `state` includes the last committed token, which is the item's
+        sampled one number `depth`. A head knows what comes before its place only if the rule does
+        without a history."""
+        law, count = head_sampling(item.sampling), item.num_head_candidates
+        found = []
+        for head in range(self._info.num_heads):
+            logits = self._logits(_adapted(state, item.adapter))
+            row = ToyRow(logits, law, item.output_index + depth + 1 + head)
+            best = toy_rules.best_tokens(row, count + 1)
+            chance = _mix(state, _HEAD_SEED + head)
+            found.append(guesses(best, chance, self._head_error_rate, count))
+            state = _mix(state, best[0])
+        return tuple(found)
 
     def _row(self, state: int, item: StepItem, offset: int) -> ToyRow:
         row = ToyRow(self._logits(state), item.sampling, item.output_index + offset)

@@ -50,6 +50,7 @@ class TargetReplica:
             config.target.model,
             max_pass_s=config.target.max_pass_s,
             adapters=config.target.adapters,
+            medusa=config.target.medusa,
         )
         self._parts.push_async_callback(self._engine.stop)
         self._tracer = tracer = open_tracer(

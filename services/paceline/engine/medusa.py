@@ -1,0 +1,161 @@
+"""Medusa heads (Cai et al. 2024) beside a target: guesses from its final hidden states.
+
+Only what they cost and how often they are right depends on them, never a token: the target verifies
+whatever they guess. So they are held and computed in the model's own type (beside quantized weights
+too), not reproducibly, and from a row's most likely `HEAD_TOP_N` tokens alone.
+Knows modules and rows of hidden states; no cache, no request and no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from paceline.engine.base import StepResult
+from paceline.engine.medusa_folder import HeadTensors, MedusaTensors, read_medusa
+from paceline.engine.packed_linear import pack_linears
+from paceline.engine.pass_results import PassPart
+from paceline.engine.sampler import BatchedSampler, SampleRow
+from paceline.engine.step_rows import deciding_row, head_sampling
+from paceline.errors import ConfigError
+
+HEAD_TOP_N = 64
+ROWS_HINT = 4  # a few heads of one sequence
+
+
+class MedusaHead(torch.nn.Module):
+    """ResBlocks, then a linear layer: its own output layer, or what comes before the target's."""
+
+    def __init__(self, tensors: HeadTensors) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(_linear(*block) for block in tensors.blocks)
+        last = tensors.map if tensors.output is None else tensors.output
+        self.last = torch.nn.Identity() if last is None else _linear(last)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = hidden + F.silu(block(hidden))
+        result: torch.Tensor = self.last(hidden)
+        return result
+
+
+class MedusaHeads(torch.nn.Module):
+    """hidden [rows, hidden_size] -> logits [heads, rows, width of the target's output layer].
+
+    `output`: the target's output layer, for heads without one; see `medusa_folder`.
+    After `attach`, `final_hidden` [samples, hidden_size] is what went into the output layer last.
+    """
+
+    draft_vocab: torch.Tensor | None
+
+    def __init__(self, tensors: MedusaTensors, output: torch.nn.Linear) -> None:
+        super().__init__()
+        weight = output.weight.detach()
+        # for `pack_linears`, which asks a model
+        self.dtype, self.device = weight.dtype, weight.device
+        self.num_heads, self._width = len(tensors.heads), weight.shape[0]
+        heads = torch.nn.ModuleList(MedusaHead(each) for each in tensors.heads)
+        self.heads = heads.to(self.device)
+        self.register_buffer("draft_vocab", tensors.draft_vocab)
+        self.output: torch.nn.Module | None = None
+        if tensors.heads[0].output is None:
+            ids = slice(None) if tensors.draft_vocab is None else tensors.draft_vocab
+            bias = None if output.bias is None else output.bias.detach()[ids]
+            self.output = _linear(weight[ids], bias)
+        self.final_hidden: torch.Tensor | None = None
+        self.to(self.device)
+        pack_linears(self, ROWS_HINT)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        states = torch.stack([head(hidden) for head in self.heads])
+        if self.output is None:
+            return states
+        logits: torch.Tensor = self.output(states)
+        if self.draft_vocab is None:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self._width), float("-inf"))
+        full[..., self.draft_vocab] = logits
+        return full
+
+    def attach(self, hf_model: Any) -> None:
+        """Look at what goes into the output layer, in each forward from now on. Call it when no
+        layer will be replaced any more."""
+        layer = hf_model.get_output_embeddings()
+
+        def keep(module: Any, arguments: tuple[torch.Tensor, ...]) -> None:
+            self.final_hidden = arguments[0].reshape(-1, arguments[0].shape[-1])
+
+        layer.register_forward_pre_hook(keep, prepend=True)
+
+
+def load_medusa(hf_model: Any, folder: Path) -> MedusaHeads:
+    """The heads in `folder` for a loaded model; `ConfigError` if they do not fit it. Call it before
+    weights are packed."""
+    output = hf_model.get_output_embeddings()
+    if type(output) is not torch.nn.Linear:
+        raise ConfigError(
+            f"{type(hf_model).__name__} has no plain output layer: Medusa heads are not supported"
+        )
+    width, hidden_size = output.weight.shape
+    return MedusaHeads(read_medusa(folder, hidden_size, width, output.weight.dtype), output)
+
+
+class HeadSampler:
+    """From rows of a pass to `StepResult.head_token_ids`.
+
+    `head_logits`: rows of the pass's logits -> logits [heads, rows, width] of the heads.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        vocab_size: int,
+        head_logits: Callable[[Sequence[int]], torch.Tensor],
+    ) -> None:
+        self._num_heads, self._vocab_size = num_heads, vocab_size
+        self._head_logits = head_logits
+        self._sampler = BatchedSampler(draft_top_n=HEAD_TOP_N)
+
+    def add(self, parts: Sequence[PassPart], results: Sequence[StepResult]) -> None:
+        """Fill in the candidates of the items that ask for them; call it right after the pass."""
+        asked = [
+            (part, result)
+            for part, result in zip(parts, results, strict=True)
+            if part.item.num_head_candidates and part.rows
+        ]
+        if not asked:
+            return
+        deciding = [
+            deciding_row(part.item, result.token_ids, result.num_accepted) for part, result in asked
+        ]
+        logits = self._head_logits(
+            [part.sampled[row] for (part, _), row in zip(asked, deciding, strict=True)]
+        )
+        laws = [head_sampling(part.item.sampling) for part, _ in asked]
+        # head 0 guesses what comes after the token of the deciding row
+        indices = [
+            part.rows[row].output_index + 1 for (part, _), row in zip(asked, deciding, strict=True)
+        ]
+        rows = [
+            SampleRow(law, index + head)
+            for head in range(self._num_heads)
+            for law, index in zip(laws, indices, strict=True)
+        ]
+        num_best = max(part.item.num_head_candidates for part, _ in asked)
+        ranks = self._sampler.rank(logits[..., : self._vocab_size].flatten(0, 1), rows, num_best)
+        for place, (part, result) in enumerate(asked):
+            count = part.item.num_head_candidates
+            result.head_token_ids = tuple(best[:count] for best in ranks[place :: len(asked)])
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:
+    rows, columns = weight.shape
+    linear = torch.nn.Linear(columns, rows, bias=bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias, requires_grad=False)
+    return linear
