@@ -18,5 +18,6 @@ METHODS_LIMITS: dict[str, str] = {
 
 METHODS_NOT_A_LIMIT: dict[str, str] = {
     "draft.deploy": "switch",
+    "target.medusa": "name",
     "speculation.hybrid_lookup": "switch",
 }

@@ -31,6 +31,7 @@ def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
 def test_there_are_serve_files() -> None:
     assert [path.name for path in SERVE_FILES] == [
         "autoscale.yaml",
+        "ngram.yaml",
         "smollm2-tp3.yaml",
         "smollm2.yaml",
         "toy.yaml",

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.app import build_app
-from paceline.config import AppConfig, Offer, SpeculationConfig, TargetConfig
+from paceline.config import AppConfig, Offer, SpeculationConfig
 from paceline.config.live import check_user_config
 from paceline.config.offered import NO_DRAFTS, NO_HEADS, SWITCHED_OFF
 from paceline.methods import METHODS, SpeculationMethod
@@ -137,4 +137,6 @@ def test_a_lookup_needs_a_length() -> None:
 
 
 def test_heads_are_offered_where_the_target_names_them() -> None:
-    assert Offer.of(TargetConfig(), app_of("model").draft, SpeculationConfig()).has_heads is False
+    (pool,) = app_of("medusa", target={"medusa": "toy"}).pools
+    assert pool.offer == Offer("medusa", has_drafts=False, has_heads=True)
+    assert app_of("model").pools[0].offer.has_heads is False

@@ -47,6 +47,7 @@ def prefetch(file: servefile.ServeFile) -> None:
     """
     for pool in file.pools:
         _check_adapters(pool)
+        _check_heads(pool)
     folders: dict[str, Path] = {}
     with progress_display() as progress:
         for source in file.sources:
@@ -79,6 +80,20 @@ def _check_adapters(pool: Pool) -> None:
             raise ConfigError(
                 f"{path}: {folder!r} is no folder of PEFT: it has no {ADAPTER_CONFIG}"
             )
+
+
+def _check_heads(pool: Pool) -> None:
+    """Whether there is something to load, from the Hub if need be; whether it fits is for the
+    target to say."""
+    target = pool.config.target
+    if not target.medusa or target.model.source in models.BUILTIN_SOURCES:
+        return
+    from paceline.engine.medusa_source import resolve_medusa
+
+    try:
+        resolve_medusa(target.medusa)
+    except ConfigError as error:
+        raise ConfigError(f"{pool.where}target.medusa: {error}") from error
 
 
 def _check_tokenizers(folders: Mapping[str, Path], pool: Pool) -> None:

@@ -31,7 +31,7 @@ class Offer:
 
     @classmethod
     def of(cls, target: TargetConfig, draft: DraftConfig, speculation: SpeculationConfig) -> Offer:
-        return cls(speculation.method, has_drafts(draft, speculation), has_heads(target))
+        return cls(speculation.method, has_drafts(draft, speculation), bool(target.medusa))
 
     def why_not(self, method: SpeculationMethod) -> str:
         """Why a request may not have `method`, as the end of a sentence; empty where it may.
@@ -60,10 +60,6 @@ def has_drafts(draft: DraftConfig, speculation: SpeculationConfig) -> bool:
     return draft.deploy == "always" or speculation.method in DRAFTED
 
 
-def has_heads(target: TargetConfig) -> bool:
-    return bool(getattr(target, "medusa", ""))
-
-
 def check_method(
     where: str, target: TargetConfig, draft: DraftConfig, speculation: SpeculationConfig
 ) -> None:
@@ -80,7 +76,7 @@ def check_method(
             f"{where}speculation.method {method} needs draft replicas, but {where}draft.deploy is "
             "never: choose ngram, suffix or auto, or deploy drafts"
         )
-    if method == "medusa" and not has_heads(target):
+    if method == "medusa" and not target.medusa:
         raise ValueError(
             f"{where}speculation.method is medusa, but {where}target.medusa names no heads"
         )
