@@ -94,7 +94,7 @@ class FleetReporter:
             sources=self._sources(),
         ).plain()
 
-    def _sources(self) -> dict[ProposalSource, float]:
+    def _sources(self) -> dict[str, float]:
         """Shares of the proposals since the last beat."""
         now = {s: c.num_draft_tokens for s, c in self._scheduler.stats.by_source.items()}
         since = {source: count - self._proposed.get(source, 0) for source, count in now.items()}
