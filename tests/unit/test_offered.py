@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from paceline.app import build_app
 from paceline.config import AppConfig, Offer, SpeculationConfig
-from paceline.config.live import check_user_config
+from paceline.config.live import LiveTargetConfig, check_user_config
 from paceline.config.offered import NO_DRAFTS, NO_HEADS, SWITCHED_OFF
 from paceline.methods import METHODS, SpeculationMethod
 
@@ -88,16 +88,19 @@ def test_what_a_request_may_ask_for(offer: Offer, refused: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("deployed", "live", "said"),
     [
-        ("off", "ngram", "method: args.speculation.method is off: choose another one there"),
-        ("ngram", "hybrid", f"method: {NO_DRAFTS}"),
-        ("model", "medusa", f"method: {NO_HEADS}"),
+        ("off", "ngram", "args.speculation.method is off: choose another one there"),
+        ("ngram", "hybrid", NO_DRAFTS),
+        ("model", "medusa", NO_HEADS),
     ],
 )
 def test_what_cannot_be_switched_to_in_a_running_service(
     deployed: str, live: str, said: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
-        check_user_config("TargetReplica", {"method": live}, app_of(deployed))
+    config = app_of(deployed)
+    with pytest.raises(ValidationError, match=said):
+        check_user_config("TargetReplica", {"method": live}, config)
+    with pytest.raises(ValidationError, match=said):
+        LiveTargetConfig.of({"method": live}, config.pools[0].offer)
 
 
 @pytest.mark.parametrize("live", ["ngram", "suffix", "hybrid", "auto", "off"])

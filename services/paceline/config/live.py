@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from paceline.config import AppConfig
 from paceline.config.names import CONTROLLER, TARGETS, deployment_kind
+from paceline.config.offered import SWITCHED_OFF, Offer
 from paceline.config.replicas import ControllerConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
@@ -39,6 +40,25 @@ class LiveTargetConfig(Section):
         None, ge=0.0, le=1000.0, description="speculation.max_lone_wait_ms"
     )
 
+    @staticmethod
+    def of(user_config: Any, offer: Offer, where: str = "") -> LiveTargetConfig:
+        """For a target that has what `offer` says; `where`: the path of its pool's settings.
+        Raises ValidationError."""
+        context = {"offer": offer, "where": where}
+        return LiveTargetConfig.model_validate(user_config, context=context)
+
+    @field_validator("method")
+    @classmethod
+    def _offered(
+        cls, method: SpeculationMethod | None, info: ValidationInfo
+    ) -> SpeculationMethod | None:
+        offer, where = (info.context or {}).get("offer"), (info.context or {}).get("where", "")
+        if method is None or offer is None or not (reason := offer.why_not(method)):
+            return method
+        if reason == SWITCHED_OFF:
+            reason = f"args.{where}speculation.method is off: choose another one there"
+        raise ValueError(reason)
+
     def apply(self, base: SpeculationConfig) -> SpeculationConfig:
         """`base` with what is given here; raises what a bad combination raises."""
         return SpeculationConfig(**{**base.model_dump(), **_given(self)})
@@ -65,11 +85,7 @@ def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> N
     kind, suffix = deployment_kind(deployment)
     pool = next((pool for pool in config.pools if pool.suffix == suffix), None)
     if kind == TARGETS and pool is not None:
-        live = LiveTargetConfig.model_validate(user_config)
-        if live.method is not None and (reason := pool.offer.why_not(live.method)):
-            if pool.config.speculation.method == "off":
-                reason = f"args.{pool.where}speculation.method is off: choose another one there"
-            raise ValueError(f"method: {reason}")
+        live = LiveTargetConfig.of(user_config, pool.offer, pool.where)
         live.apply(pool.config.speculation)
     elif kind == CONTROLLER and pool is not None:
         LiveControllerConfig.model_validate(user_config).apply(config.controller)
