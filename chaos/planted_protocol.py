@@ -86,9 +86,9 @@ class WindowIgnoresCredit(TargetSession):
 
 
 class CommitsARejectedToken(TargetSession):
-    def commit(self, acceptance):
-        num = min(acceptance.num_accepted_tokens + 1, len(self._verifying))
-        return super().commit(Acceptance(num, acceptance.next_token_id))
+    def commit(self, acceptance, *path):
+        num = min(acceptance.num_accepted_tokens + 1, len(self._verifying.token_ids))
+        return super().commit(Acceptance(num, acceptance.next_token_id), *path)
 
 
 class ForgetsEos(TargetSession):
@@ -98,10 +98,10 @@ class ForgetsEos(TargetSession):
 
 
 class WritesOneMore(TargetSession):
-    def begin_verify(self, limit):
+    def begin_verify(self, limit, *local):
         if self.num_output_tokens == 0:
             self.end_len += 1
-        return super().begin_verify(limit)
+        return super().begin_verify(limit, *local)
 
 
 class KeysNoiseByRound(Scheduler):
@@ -179,17 +179,17 @@ class EveryChoiceScoresThePrompt(Scheduler):
 class ScoresThePromptAgain(Scheduler):
     """Prompt log-probabilities come with the second delta, too."""
 
-    def _tell(self, told):
+    def _tell(self, told, now_us):
         sequence = told.sequence
         collected = list(sequence.prompt_logprobs)
-        delta = super()._tell(told)
+        delta = super()._tell(told, now_us)
         sequence.prompt_logprobs += collected
         return delta
 
 
 class DropsLogprobsOfAcceptedTokens(Scheduler):
-    def _tell(self, told):
-        delta = super()._tell(told)
+    def _tell(self, told, now_us):
+        delta = super()._tell(told, now_us)
         return replace(delta, logprobs=delta.logprobs[delta.num_accepted_tokens :])
 
 

@@ -60,7 +60,7 @@ def test_a_session_that_trusts_its_draft_is_found(monkeypatch: pytest.MonkeyPatc
     commit = TargetSession.commit
 
     def trusting(self: TargetSession, acceptance: object) -> object:
-        count = len(self._verifying or ())
+        count = 0 if self._verifying is None else len(self._verifying.token_ids)
         return commit(self, type(acceptance)(count, acceptance.next_token_id))
 
     monkeypatch.setattr(TargetSession, "commit", trusting)

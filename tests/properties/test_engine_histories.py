@@ -47,6 +47,9 @@ class NoiseRunner:
         self.logits = torch.randn(shape, generator=self.rng).round(decimals=1)
         return self.logits[: shape[0] // 2] if self.is_short else self.logits
 
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

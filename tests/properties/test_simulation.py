@@ -104,8 +104,8 @@ def test_a_perfect_draft_never_rewinds_and_nothing_is_wasted(sampling, num_specu
 
 def test_a_failure_names_its_seed():
     class Broken(TargetSession):
-        def commit(self, acceptance):
-            return super().commit(replace(acceptance, next_token_id=1))
+        def commit(self, acceptance, *path):
+            return super().commit(replace(acceptance, next_token_id=1), *path)
 
     with pytest.raises(InvariantError) as caught:
         run_seed(17, Parts(target_session=Broken))

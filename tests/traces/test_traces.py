@@ -157,7 +157,7 @@ class Pair:
         if words[0].startswith("accept="):
             acceptance = Acceptance(int(words[0][7:]), int(words[1]))
         else:
-            acceptance = accept_matching(self.target._verifying, tuple(map(int, words)))
+            acceptance = accept_matching(self.target._verifying.token_ids, tuple(map(int, words)))
         step = self.target.end_verify(acceptance)
         origins = " ".join(step.delta.origins)
         reason = step.delta.finish_reason

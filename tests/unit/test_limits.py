@@ -26,6 +26,7 @@ from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
+from tests.unit.engine.medusa_limits import MEDUSA_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.methods_limits import METHODS_LIMITS, METHODS_NOT_A_LIMIT
 from tests.unit.metrics.limits import METRICS_CONSTANTS
@@ -172,7 +173,9 @@ NOT_A_LIMIT: dict[str, str] = {
     "model.attention_backend": "kind",
     "model.enforce_eager": "switch",
     "model.reproducible": "switch",
-    **dict.fromkeys(("model.toy_error_rate", "model.toy_step_ms", "model.toy_row_ms"), "toy"),
+    "target.medusa": "folder",
+    **dict.fromkeys((f"model.toy_{n}" for n in ("error_rate", "step_ms", "row_ms")), "toy"),
+    "model.toy_head_error_rate": "toy",
 }
 
 # module and name -> its test.
@@ -181,6 +184,7 @@ CONSTANTS: dict[str, str] = {
     **TRACING_CONSTANTS,
     **METRICS_CONSTANTS,
     **AUDIT_CONSTANTS,
+    **MEDUSA_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),

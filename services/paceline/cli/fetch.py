@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 from paceline import models
+from paceline.engine.medusa_source import MEDUSA_ALIASES, resolve_medusa
 from paceline.errors import ConfigError
 from paceline.models import Progress
 
@@ -25,6 +26,10 @@ DOWNLOADS = ".downloads"
 
 def fetch(name: str, progress: Progress) -> Path:
     """The folder of an alias, built (with what it is made from) unless it is there already."""
+    if name in MEDUSA_ALIASES:  # part of the package, for a model that may not be here
+        folder = resolve_medusa(name)
+        fetch(MEDUSA_ALIASES[name].needs, progress)
+        return folder
     if name not in models.ALIASES:
         raise ConfigError(f"no alias {name!r}; the aliases are {', '.join(models.ALIASES)}")
     alias = models.ALIASES[name]

@@ -188,8 +188,13 @@ def models_verify(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of the cached models and compare the checksums."""
+    from paceline.engine.medusa_source import MEDUSA_ALIASES, verify_medusa
+
     with progress_display() as progress:
-        folders = {name: models.verify(name, progress) for name in names or models.ALIASES}
+        folders = {
+            name: (verify_medusa if name in MEDUSA_ALIASES else models.verify)(name, progress)
+            for name in names or models.ALIASES
+        }
     if as_json:
         found = [{"name": n, "folder": str(f), "is_ok": True} for n, f in folders.items()]
         out.print(json_line(found), markup=False)

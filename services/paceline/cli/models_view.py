@@ -7,17 +7,24 @@ from rich.text import Text
 
 from paceline import models
 from paceline.cli.values import Json, size
+from paceline.engine.medusa_source import MEDUSA_ALIASES, resolve_medusa
 from paceline.errors import PacelineError
 
 
 def states() -> list[Json]:
-    """Every alias; `folder` and `size_bytes` are None, and `fix` says what to do, where it is not
-    ready."""
+    """Every alias, of heads only those that are here; `folder` and `size_bytes` are None, and `fix`
+    says what to do, where it is not ready."""
     found: list[Json] = []
-    for alias in models.ALIASES.values():
-        state: Json = {"name": alias.name, "description": alias.description}
+    named = [(alias.name, alias.description, models.resolve) for alias in models.ALIASES.values()]
+    named += [
+        (alias.name, alias.description, resolve_medusa)
+        for alias in MEDUSA_ALIASES.values()
+        if alias.is_here
+    ]
+    for name, description, resolve in named:
+        state: Json = {"name": name, "description": description}
         try:
-            folder = models.resolve(alias.name)
+            folder = resolve(name)
         except PacelineError as error:
             state |= {"is_ready": False, "folder": None, "size_bytes": None, "fix": str(error)}
         else:

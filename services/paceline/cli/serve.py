@@ -17,6 +17,7 @@ from paceline.cli import cluster, servefile
 from paceline.cli.console import err, out, progress_display, status_display
 from paceline.cli.fetch import fetch
 from paceline.config import Pool
+from paceline.engine.medusa_source import resolve_medusa
 from paceline.errors import ConfigError, PacelineError
 from paceline.rpc.certificates import Role, read_identity
 
@@ -83,17 +84,14 @@ def _check_adapters(pool: Pool) -> None:
 
 
 def _check_heads(pool: Pool) -> None:
-    """Whether there is something to load, from the Hub if need be; whether it fits is for the
-    target to say."""
+    """As above. Heads on the Hub are in the local cache afterwards."""
     target = pool.config.target
-    if not target.medusa or target.model.source in models.BUILTIN_SOURCES:
-        return
-    from paceline.engine.medusa_source import resolve_medusa
-
-    try:
-        resolve_medusa(target.medusa)
-    except ConfigError as error:
-        raise ConfigError(f"{pool.where}target.medusa: {error}") from error
+    if target.medusa and target.model.source not in models.BUILTIN_SOURCES:
+        try:
+            resolve_medusa(target.medusa)
+        except ConfigError as error:
+            said = str(error).removeprefix("target.medusa ")
+            raise ConfigError(f"{pool.where}target.medusa: {said}") from error
 
 
 def _check_tokenizers(folders: Mapping[str, Path], pool: Pool) -> None:

@@ -107,6 +107,14 @@ class StepItem:
     token, best first, under the same logits and noise (what the target most likely commits when
     it does not commit that token).
 
+    `tree_parents`: the item's last tokens are a tree, not a chain. Node j (of as many as there are
+    parents) goes on from node `tree_parents[j]` < j, or from the committed tokens before the tree
+    (at least one) if that is -1: it sees these and its ancestors alone, and decides the output
+    index of its depth. num_samples is one more than the nodes. The engine takes the path that its
+    own tokens name and keeps no other node in the cache. Only with no `rule` and no runner-ups,
+    `max_rows` or prompt logprobs, and with `sampling` that needs no history. During the pass each
+    node takes a place in the cache, so `start` + all rows may not exceed `max_model_len`.
+
     The grammar of `sampling` is part of each sampled row's law, after the proposals before that
     row; an engine without `info.grammars` leaves it out, which is good enough for a draft alone.
     """

@@ -104,6 +104,9 @@ class Reservation:
     be overwritten, so its first rows are written again to another one. `computed_ids` are the
     tokens of the rows to write, `token_ids` those from `start` to `end`. Of a fork, the block in
     which `first` lies begins as a copy of `copied_block`, made before any row is written.
+
+    Of a tree, `accept` says which nodes stay: `moves` are the positions (from, to) whose KV has
+    to be copied before `commit`, all of it read before any is written.
     """
 
     sequence_id: int
@@ -117,3 +120,23 @@ class Reservation:
     shared_block: int | None = None
     copied_block: int | None = None
     is_fork: bool = False
+    moves: tuple[tuple[int, int], ...] = ()
+
+    def accept(self, num_nodes: int, accepted: Sequence[int]) -> None:
+        """Of the last `num_nodes` tokens only some, ascending, stay, one behind the other."""
+        first = self.end - num_nodes
+        tail = self.token_ids[len(self.token_ids) - num_nodes :]
+        committed = self.token_ids[: len(self.token_ids) - num_nodes]
+        self.token_ids = (*committed, *(tail[node] for node in accepted))
+        self.end = first + len(accepted)
+        self.moves = tuple(
+            (first + node, first + place) for place, node in enumerate(accepted) if node != place
+        )
+
+    def moved_slots(self, block_size: int) -> list[tuple[int, int]]:
+        """`moves` as slots of the KV pool."""
+
+        def slot(position: int) -> int:
+            return self.blocks[position // block_size] * block_size + position % block_size
+
+        return [(slot(source), slot(destination)) for source, destination in self.moves]

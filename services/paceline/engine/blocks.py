@@ -275,12 +275,15 @@ class BlockPool:
         )
 
     def commit(self, reservation: Reservation) -> None:
-        """Count the rows that a pass has written, and name the blocks that they filled."""
+        """Count the rows that a pass has written, and name the blocks that they filled. Of a tree,
+        those that were accepted, moved to their places; what the others took is given back."""
         table = self.table(reservation.sequence_id)
         assert table.length == reservation.start, "committed twice, or changed during the pass"
         table.token_ids.extend(reservation.token_ids)
         if reservation.shared_block is not None:
             self._release(reservation.shared_block)
+        while len(table.blocks) > self.blocks_for(table.length):  # refused nodes of a tree
+            self._release(table.blocks.pop())
         if not self.enable_prefix_caching:
             return
         for index in range(len(table.digests), table.length // self.block_size):

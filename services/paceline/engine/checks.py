@@ -8,6 +8,7 @@ from paceline.engine.base import EngineInfo, Propose, StepItem, Verify
 from paceline.engine.blocks import BlockPool, BlockTable
 from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
+from paceline.engine.token_tree import tree_problem
 from paceline.errors import LocalProtocolError
 from paceline.sampling.acceptance import verifiable_len
 from paceline.sampling.params import VerificationMode
@@ -37,6 +38,8 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
         _check_rows(where, item, info, table.length)
         _check_salt(where, item, info, table)
         _check_sampling(where, item)
+        if problem := tree_problem(item):
+            raise LocalProtocolError(f"{where}: {problem}")
         _check_heads(where, item, info)
         if item.num_prompt_logprobs is not None or item.scored_token_ids:
             _check_scores(where, item, info)

@@ -4,8 +4,8 @@ A decode or verify pass over a few sequences costs a GPU less than the host need
 Such passes are laid out as `num_seqs` x `num_rows`: too few rows of a sequence are filled up in
 front, missing sequences behind, all with rows that write to a scratch block that nobody owns and
 whose results nobody asks for. Prefill and other shapes run as they are, and so does a pass in which
-somebody has a LoRA adapter: which rows are whose is not part of a graph. Without CUDA the same
-padded pass simply runs, which is how it is tested. Knows rows and slots, like `ModelRunner`.
+somebody has a LoRA adapter or a tree: which rows are whose is not part of a graph. Without CUDA the
+same padded pass simply runs, which is how it is tested. Knows rows and slots, like `ModelRunner`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paceline.engine.attention_group import AttentionGroup
 from paceline.engine.lora import CurrentPass
 from paceline.engine.medusa import MedusaHeads
 from paceline.engine.paged_attention import ShapeProbe
-from paceline.engine.pass_plan import AttentionGroup, PassPlan, SequenceRows
+from paceline.engine.pass_plan import PassPlan, SequenceRows
 from paceline.engine.runner import ModelRunner
 from paceline.engine.varlen_attention import VarlenPlan, plan_varlen
 
@@ -139,6 +140,8 @@ class GraphRunner(ModelRunner):
         self._hidden: torch.Tensor | None = None
 
     def _forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        if any(item.tree_parents for item in rows):  # a mask of its own for every tree
+            return super()._forward(rows)
         can_replay = self._use_graphs and not any(item.adapter for item in rows)
         shape = pick_shape(rows, self._block_size, self._max_blocks) if can_replay else None
         if shape is not None and self._use_varlen:  # reads only what is there: one width for all

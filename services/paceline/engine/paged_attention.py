@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from paceline.engine.pass_plan import AttentionGroup, PassPlan
+from paceline.engine.attention_group import AttentionGroup
+from paceline.engine.pass_plan import PassPlan
 from paceline.engine.varlen_attention import VarlenPlan, attend_varlen
 from paceline.errors import ConfigError
 
@@ -52,6 +53,15 @@ class KVPool:
             blocks = tensor[: len(tensor) // block_size * block_size].unflatten(0, (-1, block_size))
             # All are read before any is written: a source may be another one's destination.
             blocks.index_copy_(0, picked[1], blocks.index_select(0, picked[0]))
+
+    def move_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """For each (source, destination): the second slot becomes what the first one was."""
+        if not pairs:
+            return
+        picked = torch.tensor(pairs, device=self.keys[0].device).T
+        for tensor in (*self.keys, *self.values):
+            # all are read before any is written, as above
+            tensor.index_copy_(0, picked[1], tensor.index_select(0, picked[0]))
 
 
 @dataclass(slots=True)

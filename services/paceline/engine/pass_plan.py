@@ -12,6 +12,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from paceline.engine.attention_group import AttentionGroup
+from paceline.engine.token_tree import node_depths, node_paths
+from paceline.engine.tree_masks import TreeTile, hide_nodes, tree_places
+
 # A long prefill chunk is causal: tile by tile it skips most of the masked half, and the masks
 # stay small (rows x length).
 MAX_TILE_ROWS = 128
@@ -31,7 +35,8 @@ class SequenceRows:
 
     `blocks` is the sequence's block table and covers every row; logits are wanted for the last
     `num_samples` rows. The block in which `start` lies is first made a copy of `copied_block`.
-    `adapter` names the LoRA adapter of the sequence, if it has one.
+    `adapter` names the LoRA adapter of the sequence, if it has one. With `tree_parents` the last
+    rows are a tree (see `StepItem`).
     """
 
     start: int
@@ -40,6 +45,20 @@ class SequenceRows:
     blocks: tuple[int, ...]
     copied_block: int | None = None
     adapter: str = ""
+    tree_parents: tuple[int, ...] = ()
+
+    @property
+    def tree_base(self) -> int:
+        """The position of the first node of the tree, if there is one."""
+        return self.start + len(self.token_ids) - len(self.tree_parents)
+
+    def positions(self) -> Sequence[int]:
+        """Of each row, its place in its text."""
+        if not self.tree_parents:
+            return range(self.start, self.start + len(self.token_ids))
+        base = self.tree_base
+        nodes = (base - 1 + depth for depth in node_depths(self.tree_parents))
+        return (*range(self.start, base), *nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,70 +75,17 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows `offset .. offset + num_rows` of item `index`; they see `length` positions at most."""
+    """Rows `offset .. offset + num_rows` of item `index`; they see `length` positions at most.
+
+    A tile of one row that is a node of a tree reads no other node than its `path`: positions of
+    its ancestors and its own, the last of the `length` that it sees.
+    """
 
     index: int
     offset: int
     num_rows: int
     length: int
-
-
-@dataclass(slots=True)
-class AttentionGroup:
-    """One attention call: `num_tiles` x `num_rows` rows of the flat batch, from `first_row`.
-
-    `read` selects slots of the KV pool, num_tiles x `length` of them: a slice when they happen to
-    be consecutive (a view instead of a copy). `mask` is [num_tiles, 1, num_rows, length], 0 or
-    -inf in the model's dtype; None when every row sees everything. `lengths` are the tiles' own:
-    row r of a tile is at position lengths[tile] - num_rows + r.
-    """
-
-    first_row: int
-    num_tiles: int
-    num_rows: int
-    length: int
-    read: torch.Tensor | slice
-    mask: torch.Tensor | None
-    lengths: tuple[int, ...] = ()
-    # Made by the first layer that needs them, used by all: the mask repeated for each query head
-    # of a KV head, by the number of those heads; and this group under a sliding window, by width.
-    expanded_masks: dict[int, torch.Tensor] = field(default_factory=dict)
-    windowed: dict[int, AttentionGroup] = field(default_factory=dict)
-
-    def within(self, window: int) -> AttentionGroup:
-        """This group when a row at position p sees only positions > p - window.
-
-        Positions that no row sees are left out of `read`, so a local layer costs its window and
-        not the whole text.
-        """
-        if self.length <= window:
-            return self
-        if window not in self.windowed:
-            self.windowed[window] = self._cut(window)
-        return self.windowed[window]
-
-    def _cut(self, window: int) -> AttentionGroup:
-        first = max(0, min(self.lengths) - self.num_rows + 1 - window)
-        if isinstance(self.read, slice):
-            read: torch.Tensor | slice = slice(self.read.start + first, self.read.stop)
-        else:
-            read = self.read.view(self.num_tiles, self.length)[:, first:].flatten()
-        mask = self.mask  # None: one row a tile and equal lengths, so the cut alone is the window
-        if mask is not None:
-            lengths = torch.tensor(self.lengths, device=mask.device)[:, None, None]
-            row = torch.arange(self.num_rows, device=mask.device)[None, :, None]
-            position = torch.arange(first, self.length, device=mask.device)[None, None]
-            is_past = position <= lengths - self.num_rows + row - window
-            mask = mask[..., first:].masked_fill(is_past[:, None], float("-inf"))
-        return replace(
-            self,
-            length=self.length - first,
-            read=read,
-            mask=mask,
-            lengths=tuple(length - first for length in self.lengths),
-            expanded_masks={},
-            windowed={},
-        )
+    path: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -155,6 +121,7 @@ def plan_pass(
     max_rows = 1 if row_by_row else MAX_TILE_ROWS
     tiles_of = cut_tiles(items, max_rows)
     blocks = [item.blocks for item in items]
+    places = [item.positions() for item in items]
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -162,19 +129,19 @@ def plan_pass(
     row_of: dict[tuple[int, int], int] = {}
     groups: list[AttentionGroup] = []
     for tiles in [[tile] for tile in tiles_of] if row_by_row else group_tiles(tiles_of):
-        groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
+        groups.append(_attention_group(tiles, len(token_ids), items, block_size, dtype, device))
         for tile in tiles:
             item = items[tile.index]
             row_of[tile.index, tile.offset] = len(token_ids)
             start = item.start + tile.offset
             token_ids.extend(item.token_ids[tile.offset : tile.offset + tile.num_rows])
             owners.extend([tile.index] * tile.num_rows)
-            positions.extend(range(start, start + tile.num_rows))
+            positions.extend(places[tile.index][tile.offset : tile.offset + tile.num_rows])
             slots.extend(_slots(blocks[tile.index], start, tile.num_rows, block_size))
     num_copies = -len(token_ids) % ROW_MULTIPLE if row_by_row else 0
     if num_copies:
         tiles = [tiles_of[-1]] * num_copies
-        groups.append(_attention_group(tiles, len(token_ids), blocks, block_size, dtype, device))
+        groups.append(_attention_group(tiles, len(token_ids), items, block_size, dtype, device))
         for values in (token_ids, positions, slots, owners):
             values.extend(values[-1:] * num_copies)
 
@@ -220,8 +187,16 @@ def cut_tiles(items: Sequence[SequenceRows], max_rows: int = MAX_TILE_ROWS) -> l
     for index, item in enumerate(items):
         for offset in range(0, len(item.token_ids), max_rows):
             num_rows = min(max_rows, len(item.token_ids) - offset)
-            tiles.append(Tile(index, offset, num_rows, item.start + offset + num_rows))
+            tile = Tile(index, offset, num_rows, item.start + offset + num_rows)
+            node = offset - (len(item.token_ids) - len(item.tree_parents))
+            tiles.append(_node_tile(tile, item, node) if node >= 0 and num_rows == 1 else tile)
     return tiles
+
+
+def _node_tile(tile: Tile, item: SequenceRows, node: int) -> Tile:
+    base = item.tree_base
+    path = tuple(base + each for each in node_paths(item.tree_parents)[node])
+    return replace(tile, length=base + len(path), path=path)
 
 
 def group_tiles(tiles: Sequence[Tile]) -> list[list[Tile]]:
@@ -260,21 +235,42 @@ def _sample_rows(
 def _attention_group(
     tiles: Sequence[Tile],
     first_row: int,
-    blocks: Sequence[Sequence[int]],
+    items: Sequence[SequenceRows],
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionGroup:
     num_rows = tiles[0].num_rows
-    length = max(tile.length for tile in tiles)
+    lengths = tuple(tile.length for tile in tiles)
+    length = max(lengths)
+    blocks = [items[tile.index].blocks for tile in tiles]
+    trees = [_tree_tile(tile, items[tile.index]) for tile in tiles]
+    mask = _mask(tiles, num_rows, length, dtype, device)
+    has_trees = any(trees)
+    if has_trees:
+        assert mask is not None, "a tile of one row has a path instead"
+        hide_nodes(mask, trees)
     return AttentionGroup(
         first_row=first_row,
         num_tiles=len(tiles),
         num_rows=num_rows,
         length=length,
-        read=_read_slots([blocks[tile.index] for tile in tiles], tiles, length, block_size, device),
-        mask=_mask(tiles, num_rows, length, dtype, device),
-        lengths=tuple(tile.length for tile in tiles),
+        read=_read_slots(blocks, tiles, length, block_size, device),
+        mask=mask,
+        lengths=lengths,
+        tree_places=tree_places(lengths, trees, num_rows) if has_trees else None,
+    )
+
+
+def _tree_tile(tile: Tile, item: SequenceRows) -> TreeTile | None:
+    """None where no row is a node, or where the one row reads nothing but its path."""
+    num_nodes = len(item.tree_parents)
+    first_node = tile.offset - (len(item.token_ids) - num_nodes)
+    if not num_nodes or tile.path or first_node + tile.num_rows <= 0:
+        return None
+    num_committed = max(0, -first_node)
+    return TreeTile(
+        item.tree_parents, item.tree_base, num_committed, max(0, first_node), tile.num_rows
     )
 
 
@@ -285,16 +281,22 @@ def _read_slots(
     block_size: int,
     device: torch.device,
 ) -> torch.Tensor | slice:
-    if len(tiles) == 1:
+    if len(tiles) == 1 and not tiles[0].path:
         used = tables[0][: -(-length // block_size)]
         if used[-1] - used[0] == len(used) - 1 and list(used) == list(range(used[0], used[-1] + 1)):
             return slice(used[0] * block_size, used[0] * block_size + length)
-    num_blocks = -(-length // block_size)
+    reach = max(length, *(tile.path[-1] + 1 for tile in tiles if tile.path), 0)
+    num_blocks = -(-reach // block_size)
     padded = [(list(table) + [table[-1]] * num_blocks)[:num_blocks] for table in tables]
     lengths = torch.tensor([[tile.length] for tile in tiles], device=device)
     # Padding repeats the sequence's own last position, never a slot of somebody else: a masked
     # position has weight 0, and 0 x NaN of a stranger would still be NaN.
     position = torch.minimum(torch.arange(length, device=device)[None], lengths - 1)
+    for index, tile in enumerate(tiles):
+        if tile.path:  # padding repeats the last of these
+            own = torch.tensor(tile.path, device=device)
+            position[index, tile.length - len(own) : tile.length] = own
+            position[index, tile.length :] = tile.path[-1]
     block = torch.tensor(padded, device=device).gather(1, position // block_size)
     return (block * block_size + position % block_size).flatten()
 

@@ -25,6 +25,7 @@ from paceline.engine.step_rows import (
     scored_ids,
 )
 from paceline.engine.token_counts import TextSlice
+from paceline.engine.token_tree import accepted_rows, sample_offsets
 from paceline.generation import TokenLogprobs
 from paceline.sampling.sparse_probs import SparseProbs
 
@@ -55,6 +56,8 @@ class _Decision:
     num_accepted: int | None = None
     draft_probs: tuple[SparseProbs, ...] = ()
     runner_ups: tuple[tuple[int, ...], ...] = ()
+    # of a tree: which of the sampled rows the tokens are from
+    tree_rows: tuple[int, ...] = ()
 
 
 def pass_parts(
@@ -85,7 +88,7 @@ def _sample_rows(
 
     The text may be long and a pass adds few tokens to it, so none but these is read or copied.
     """
-    indices = range(item.output_index, item.output_index + item.num_samples)
+    indices = [item.output_index + offset for offset in sample_offsets(item)]
     if not needs_history(item):
         return tuple(SampleRow(item.sampling, index) for index in indices)
     assert table.length == item.start, "the table already has rows of this pass"
@@ -116,8 +119,15 @@ def _sample_rows(
 def pass_results(
     parts: Sequence[PassPart], logits: torch.Tensor, sampler: BatchedSampler
 ) -> list[StepResult]:
-    """Results in the order of the items; logits [logit rows of all parts, vocab_size]."""
+    """Results in the order of the items; logits [logit rows of all parts, vocab_size].
+
+    The reservations of trees are told which nodes are accepted.
+    """
     decisions = _decide(parts, logits, sampler)
+    for part, decision in zip(parts, decisions, strict=True):
+        if decision.tree_rows:
+            nodes = [row - 1 for row in decision.tree_rows[1:]]
+            part.reservation.accept(len(part.item.tree_parents), nodes)
     return [
         StepResult(
             part.item.sequence_id,
@@ -145,7 +155,7 @@ def _decide(
         num_best = 1 + max(parts[index].item.num_runner_ups for index in plain)
         ranks = sampler.rank(_picked(logits, parts, plain), _rows(parts, plain), num_best)
         for index, start, end in _spans(parts, plain):
-            decisions[index] = _ranked(ranks[start:end], parts[index].item.num_runner_ups)
+            decisions[index] = _ranked(ranks[start:end], parts[index].item)
     proposing = [index for index in sampled if isinstance(parts[index].item.rule, Propose)]
     if proposing:
         rounds = [_round(parts[index]) for index in proposing for _ in parts[index].rows]
@@ -163,10 +173,15 @@ def _decide(
     return decisions
 
 
-def _ranked(ranks: Sequence[tuple[int, ...]], num_runner_ups: int) -> _Decision:
-    """The best id of each row, and so many behind it as the item asks for."""
-    runner_ups = tuple(best[1 : 1 + num_runner_ups] for best in ranks) if num_runner_ups else ()
-    return _Decision(tuple(best[0] for best in ranks), runner_ups=runner_ups)
+def _ranked(ranks: Sequence[tuple[int, ...]], item: StepItem) -> _Decision:
+    """The best id of each row, and so many behind it as the item asks for; of a tree the best ids
+    along its accepted path."""
+    best = tuple(ranked[0] for ranked in ranks)
+    if item.tree_parents:
+        rows = accepted_rows(item, best)
+        return _Decision(tuple(best[row] for row in rows), len(rows) - 1, tree_rows=rows)
+    num = item.num_runner_ups
+    return _Decision(best, runner_ups=tuple(ranked[1 : 1 + num] for ranked in ranks) if num else ())
 
 
 def _picked(
@@ -209,8 +224,11 @@ def _logprobs(
     num_top, token_ids = part.item.num_logprobs, decision.token_ids
     if num_top is None or not token_ids:
         return ()
-    # under `Verify` there may be fewer tokens than rows
     first = part.sampled.start
+    if decision.tree_rows:
+        rows = torch.tensor(decision.tree_rows, device=logits.device) + first
+        return tuple(token_logprobs(logits[rows], token_ids, num_top))
+    # under `Verify` there may be fewer tokens than rows
     return tuple(token_logprobs(logits[first : first + len(token_ids)], token_ids, num_top))
 
 

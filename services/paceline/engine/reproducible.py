@@ -40,7 +40,7 @@ class TiledLinear(torch.nn.Module):
         padded = F.pad(rows, (0, 0, 0, missing)) if missing else rows
         parts = [self.inner(tile) for tile in padded.split(TILE_ROWS)]
         result = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return result[: rows.shape[0]].reshape(*hidden.shape[:-1], self.out_features)
+        return result[: rows.shape[0]].reshape(*hidden.shape[:-1], result.shape[-1])
 
 
 def tile_linears(hf_model: Any) -> None:

@@ -27,6 +27,9 @@ class Runner(Protocol):
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         """Logits [samples, output width] of the rows asked for, in order; writes the KV cache."""
 
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of slots (source, destination); all are read before any is written."""
+
     def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
         """Logits [heads, len(rows), output width] of the Medusa heads, for rows of what the last
         `forward` returned; only where there are heads."""
@@ -66,6 +69,9 @@ class ModelRunner:
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
         self._copy_blocks(rows)
         return self._forward(rows)
+
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        self._kv.move_slots(slots)
 
     def _copy_blocks(self, rows: Sequence[SequenceRows]) -> None:
         size = self._block_size

@@ -19,8 +19,10 @@ from paceline.engine.base import (
     StepItem,
     StepResult,
 )
+from paceline.engine.scripted_prefixes import Prefixes
 from paceline.engine.scripted_text import GOLDEN, MASK, advance, head_guesses, mix
 from paceline.engine.step_rows import deciding_row
+from paceline.engine.token_tree import accepted_rows, sample_offsets, tree_problem
 from paceline.errors import LocalProtocolError
 from paceline.sampling.params import SamplingParams
 
@@ -86,37 +88,6 @@ class _Counts:
     num_prefix_queries: int = 0
 
 
-_States = tuple[int, ...]
-
-
-class _Prefixes:
-    """Full blocks that were computed: (hash of what is before, its tokens) -> the hash after each
-    of them. Beyond `limit` blocks the oldest goes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._blocks: dict[tuple[int, _States], _States] = {}
-
-    def add(self, state: int, token_ids: _States, states: _States) -> None:
-        key = (state, token_ids)
-        self._blocks.pop(key, None)
-        self._blocks[key] = states
-        if len(self._blocks) > self.limit:
-            del self._blocks[next(iter(self._blocks))]
-
-    def find(self, state: int, token_ids: _States, size: int) -> list[int]:
-        """The hashes after the first tokens, as far as whole blocks of `size` are known; the last
-        token is never among them, since somebody wants to know what follows it."""
-        states: list[int] = []
-        for start in range(0, len(token_ids) - size, size):
-            found = self._blocks.get((state, token_ids[start : start + size]))
-            if found is None:
-                break
-            states += found
-            state = found[-1]
-        return states
-
-
 class ScriptedEngine:
     """`Engine` by a script; see `engine/base.py` for the contract. Greedy and nothing else.
 
@@ -147,7 +118,7 @@ class ScriptedEngine:
         self._head_error_rate = head_error_rate
         self._texts: dict[int, _Text] = {}
         self._free_blocks = info.num_blocks
-        self._prefixes = _Prefixes(info.num_blocks if enable_prefix_caching else 0)
+        self._prefixes = Prefixes(info.num_blocks if enable_prefix_caching else 0)
         self._counts = _Counts()
 
     @property
@@ -240,7 +211,7 @@ class ScriptedEngine:
             return "candidates of heads, but there are no heads"
         if item.cache_salt:
             return "a scripted engine knows no cache salts"
-        return ""
+        return tree_problem(item)
 
     def _find(self, item: StepItem) -> list[int]:
         """Hashes of the item's first rows, where the prefix cache holds them."""
@@ -278,40 +249,57 @@ class ScriptedEngine:
         del states[start + 1 :]
         del text.token_ids[start:]
         states += found
-        text.token_ids += item.token_ids[: end - start]
+        num_committed = end - start - len(item.tree_parents)
+        text.token_ids += item.token_ids[:num_committed]
         if start == 0 and self._tables:
             text.bounds = self._tables[item.token_ids[0] % len(self._tables)]
-        state = states[-1]
-        for token_id in item.token_ids[num_found : end - start]:
-            state = ((state ^ (token_id + 1)) * GOLDEN) & MASK  # `advance`, without the call
-            state ^= state >> 29
-            states.append(state)
-        if self._prefixes.limit:
-            self._remember(text, start + num_found, end)
+        _extend(states, item.token_ids[num_found:num_committed])
         counts = self._counts
         counts.num_rows += end - start - num_found
         counts.num_prefix_tokens += num_found
         counts.num_prefix_queries += len(item.token_ids) if item.max_rows is not None else 0
-        if end < start + len(item.token_ids):
-            return StepResult(item.sequence_id, (), end, num_prefix_tokens=num_found)
-        sampled = states[len(states) - item.num_samples :]
-        token_ids, runner_ups = self._decide(item, text.bounds, sampled)
-        return StepResult(
-            item.sequence_id,
-            token_ids,
-            end,
-            num_prefix_tokens=num_found,
-            runner_ups=runner_ups,
-            head_token_ids=self._guess(item, token_ids, sampled),
-        )
+        result = StepResult(item.sequence_id, (), end, num_prefix_tokens=num_found)
+        if item.tree_parents:
+            self._take_path(item, text, result)
+        elif end == start + len(item.token_ids):
+            sampled = states[len(states) - item.num_samples :]
+            result.token_ids, result.runner_ups = self._decide(item, text.bounds, sampled)
+            result.head_token_ids = self._guess(item, result.token_ids, None, sampled)
+        if self._prefixes.limit:
+            self._remember(text, start + num_found, len(states) - 1)
+        return result
+
+    def _take_path(self, item: StepItem, text: _Text, result: StepResult) -> None:
+        """The nodes of a tree, of which the accepted ones become part of the text."""
+        branches, nodes = [text.states[-1:]], item.token_ids[-len(item.tree_parents) :]
+        for parent, token_id in zip(item.tree_parents, nodes, strict=True):
+            branches.append(branches[parent + 1][-1:])
+            _extend(branches[-1], (token_id,))
+        sampled = [branch[-1] for branch in branches]
+        token_ids, _ = self._decide(item, text.bounds, sampled)
+        path = accepted_rows(item, token_ids)
+        text.states += [sampled[row] for row in path[1:]]
+        text.token_ids += [nodes[row - 1] for row in path[1:]]
+        result.token_ids = tuple(token_ids[row] for row in path)
+        result.num_accepted = len(path) - 1
+        result.cached_len = len(text.states) - 1
+        result.head_token_ids = self._guess(item, result.token_ids, result.num_accepted, sampled)
+        held, text.num_blocks = text.num_blocks, self._blocks(result.cached_len)
+        self._free_blocks += held - text.num_blocks
 
     def _guess(
-        self, item: StepItem, token_ids: Sequence[int], states: Sequence[int]
+        self,
+        item: StepItem,
+        token_ids: Sequence[int],
+        num_accepted: int | None,
+        states: Sequence[int],
     ) -> tuple[tuple[int, ...], ...]:
+        """Of a tree, `states` has all its rows and `token_ids` its path."""
         if not states or not item.num_head_candidates:
             return ()
-        row, info = deciding_row(item, token_ids, None), self._info
-        state, count = advance(states[row], token_ids[row]), item.num_head_candidates
+        row, info = deciding_row(item, token_ids, num_accepted), self._info
+        last = row if num_accepted is None else num_accepted
+        state, count = advance(states[row], token_ids[last]), item.num_head_candidates
         return head_guesses(state, info.num_heads, info.vocab_size, count, self._head_error_rate)
 
     def _remember(self, text: _Text, start: int, end: int) -> None:
@@ -335,9 +323,9 @@ class ScriptedEngine:
             draws = [mix(state ^ key) for state in states]
             token_ids = [
                 truth
-                if draw < bounds[(item.output_index + row) % period]
+                if draw < bounds[(item.output_index + offset) % period]
                 else (truth + 1 + draw % (size - 1)) % size
-                for row, (truth, draw) in enumerate(zip(truths, draws, strict=True))
+                for offset, truth, draw in zip(sample_offsets(item), truths, draws, strict=True)
             ]
         if not count:
             return tuple(token_ids), ()
@@ -392,3 +380,12 @@ def _is_adjusted(sampling: SamplingParams) -> bool:
 def _bounds(phases: tuple[Phase, ...]) -> tuple[int, ...]:
     tables = ((int(phase.acceptance * 2**64),) * phase.num_tokens for phase in phases)
     return tuple(chain(*tables))
+
+
+def _extend(states: list[int], token_ids: Sequence[int]) -> None:
+    """Append the hashes after each of the tokens that follow."""
+    state = states[-1]
+    for token_id in token_ids:
+        state = ((state ^ (token_id + 1)) * GOLDEN) & MASK
+        state ^= state >> 29
+        states.append(state)

@@ -66,9 +66,7 @@ def draft_ids(item: StepItem) -> tuple[int, ...]:
 
 def needs_history(item: StepItem) -> bool:
     """Whether the law of the sampled rows depends on the tokens before them."""
-    sampling = item.sampling
-    is_asked = sampling.has_penalties or sampling.min_tokens > 0 or bool(sampling.grammar)
-    return item.num_samples > 0 and is_asked
+    return item.num_samples > 0 and item.sampling.needs_history
 
 
 def histories(

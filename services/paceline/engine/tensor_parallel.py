@@ -14,8 +14,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from paceline.errors import ConfigError
 # sequences of 1000 tokens fits; a longer plan takes a second message.
 MESSAGE_WORDS = 4096
 STOP = -1
+_MOVES = -2  # instead of the number of items: slots to copy
 _NO_BLOCK = -1
 
 JOIN_TIMEOUT = timedelta(seconds=60)
@@ -46,31 +49,61 @@ IDLE_TIMEOUT = timedelta(days=3650)
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """KV slots to copy, between two passes: see `Runner.move`."""
+
+    slots: list[tuple[int, int]]
+
+
 def pack_rows(rows: Sequence[SequenceRows]) -> torch.Tensor:
-    """int32 [words]: the number of items, five numbers per item, all tokens, all blocks."""
+    """int32 [words]: the number of items, six numbers per item, all tokens, blocks and parents."""
     words = [len(rows)]
     for item in rows:
         copied = _NO_BLOCK if item.copied_block is None else item.copied_block
-        words += [item.start, item.num_samples, copied, len(item.token_ids), len(item.blocks)]
+        words += [item.start, item.num_samples, copied]
+        words += [len(item.token_ids), len(item.blocks), len(item.tree_parents)]
     for item in rows:
         words += item.token_ids
     for item in rows:
         words += item.blocks
+    for item in rows:
+        words += item.tree_parents
     return torch.tensor(words, dtype=torch.int32)
 
 
 def unpack_rows(words: torch.Tensor) -> list[SequenceRows]:
     """What `pack_rows` was given."""
     numbers: Iterator[int] = iter(words.tolist())
-    heads = [tuple(islice(numbers, 5)) for _ in range(next(numbers))]
-    token_ids = [tuple(islice(numbers, num_tokens)) for *_, num_tokens, _ in heads]
-    blocks = [tuple(islice(numbers, num_blocks)) for *_, num_blocks in heads]
+    heads = [tuple(islice(numbers, 6)) for _ in range(next(numbers))]
+    token_ids = [tuple(islice(numbers, num_tokens)) for *_, num_tokens, _, _ in heads]
+    blocks = [tuple(islice(numbers, num_blocks)) for *_, num_blocks, _ in heads]
+    parents = [tuple(islice(numbers, num_nodes)) for *_, num_nodes in heads]
     return [
-        SequenceRows(start, tokens, num_samples, table, None if copied == _NO_BLOCK else copied)
-        for (start, num_samples, copied, *_), tokens, table in zip(
-            heads, token_ids, blocks, strict=True
+        SequenceRows(
+            start,
+            tokens,
+            num_samples,
+            table,
+            None if copied == _NO_BLOCK else copied,
+            tree_parents=tree,
+        )
+        for (start, num_samples, copied, *_), tokens, table, tree in zip(
+            heads, token_ids, blocks, parents, strict=True
         )
     ]
+
+
+def pack_moves(slots: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """int32 [words]: pairs (source, destination), told from rows by the first word."""
+    return torch.tensor([_MOVES, *chain.from_iterable(slots)], dtype=torch.int32)
+
+
+def unpack(words: torch.Tensor) -> list[SequenceRows] | Moves:
+    """What `pack_rows` or `pack_moves` was given."""
+    if words[0] != _MOVES:
+        return unpack_rows(words)
+    return Moves([(source, destination) for source, destination in words[1:].view(-1, 2).tolist()])
 
 
 def check_shardable(model: ModelConfig, hf_config: Any) -> None:
@@ -171,7 +204,13 @@ class RankGroup:
 
     def send(self, rows: Sequence[SequenceRows]) -> None:
         """Have the other ranks run this pass."""
-        body = pack_rows(rows)
+        self._send(pack_rows(rows))
+
+    def send_moves(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Have the other ranks copy these slots."""
+        self._send(pack_moves(slots))
+
+    def _send(self, body: torch.Tensor) -> None:
         head, rest = body[: MESSAGE_WORDS - 1], body[MESSAGE_WORDS - 1 :]
         self._broadcast(_first_message(len(body), head), self._timeout)
         if len(rest):
@@ -181,7 +220,7 @@ class RankGroup:
         """Have the other ranks end."""
         self._broadcast(_first_message(STOP, torch.empty(0, dtype=torch.int32)), self._timeout)
 
-    def receive(self) -> list[SequenceRows] | None:
+    def receive(self) -> list[SequenceRows] | Moves | None:
         """The next pass of rank 0, or None when there will be no more."""
         message = torch.empty(MESSAGE_WORDS, dtype=torch.int32)
         self._broadcast(message, IDLE_TIMEOUT)
@@ -191,7 +230,7 @@ class RankGroup:
         rest = torch.empty(max(0, num_words - (MESSAGE_WORDS - 1)), dtype=torch.int32)
         if len(rest):
             self._broadcast(rest, IDLE_TIMEOUT)
-        return unpack_rows(torch.cat([message[1 : 1 + num_words], rest]))
+        return unpack(torch.cat([message[1 : 1 + num_words], rest]))
 
     def _broadcast(self, message: torch.Tensor, timeout: timedelta) -> None:
         options = dist.BroadcastOptions()
@@ -213,11 +252,21 @@ class TensorParallelRunner:
         self.dtype, self.device = runner.dtype, runner.device
 
     def forward(self, rows: Sequence[SequenceRows]) -> torch.Tensor:
+        with self._in_step():
+            self._group.send(rows)
+            return self._runner.forward(rows)
+
+    def move(self, slots: Sequence[tuple[int, int]]) -> None:
+        with self._in_step():
+            self._group.send_moves(slots)
+            self._runner.move(slots)
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
         if self._broken is not None:
             raise EngineBroken(f"a rank was lost before: {self._broken}")
         try:
-            self._group.send(rows)
-            return self._runner.forward(rows)
+            yield
         except Exception as error:
             # Whatever it was, the ranks are no longer in step.
             self._broken = error
@@ -243,7 +292,10 @@ def follow(model: ModelConfig, folder: Path, group: RankGroup) -> Callable[[], N
     def serve() -> None:
         with torch.inference_mode():
             while (rows := group.receive()) is not None:
-                runner.forward(rows)
+                if isinstance(rows, Moves):
+                    runner.move(rows.slots)
+                else:
+                    runner.forward(rows)
 
     return serve
 

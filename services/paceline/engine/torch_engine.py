@@ -102,9 +102,13 @@ class TorchEngine:
 
     def logits(self, items: Sequence[StepItem]) -> torch.Tensor:
         """A step that returns logits [needed rows, vocab_size] instead of tokens, for tests and
-        tools. The cache changes as in `step`."""
+        tools. The cache changes as in `step`, but no node of a tree is accepted."""
         with self._reserved(items) as reservations:
-            return self._forward(items, reservations)
+            logits = self._forward(items, reservations)
+            for item, reservation in zip(items, reservations, strict=True):
+                if item.tree_parents:
+                    reservation.accept(len(item.tree_parents), ())
+            return logits
 
     @contextmanager
     def _reserved(self, items: Sequence[StepItem]) -> Iterator[list[Reservation]]:
@@ -133,6 +137,7 @@ class TorchEngine:
         # on a GPU the masks are made while it computes
         parts = pass_parts(items, reservations, tables, self._masks)
         results = pass_results(parts, logits, self._sampler)
+        self._move_accepted(reservations)
         self._heads.add(parts, results)
         self._logits_clock.end(logits)
         self._sample_s += self._clock() - forwarded
@@ -140,6 +145,13 @@ class TorchEngine:
         self._num_passes += 1
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         return results
+
+    def _move_accepted(self, reservations: Sequence[Reservation]) -> None:
+        """The accepted nodes of trees to where a decoded token's KV would be."""
+        size = self._info.block_size
+        slots = [pair for reservation in reservations for pair in reservation.moved_slots(size)]
+        if slots:
+            self._runner.move(slots)
 
     def _forward(
         self, items: Sequence[StepItem], reservations: Sequence[Reservation]
@@ -154,6 +166,7 @@ class TorchEngine:
                 reservation.blocks,
                 reservation.copied_block,
                 item.adapter,
+                item.tree_parents,
             )
             for item, reservation in zip(items, reservations, strict=True)
             if reservation.computed_ids  # else the prefix cache held all of it

@@ -27,6 +27,7 @@ from paceline.engine.step_rows import (
     scored_ids,
     wanted_rows,
 )
+from paceline.engine.token_tree import accepted_rows, sample_offsets
 from paceline.engine.toy_heads import guesses
 from paceline.engine.toy_rules import ToyRow
 from paceline.generation import TokenLogprobs
@@ -108,25 +109,37 @@ class ToyEngine:
         check_items(items, self._info, self._pool)
         reservations = self._pool.reserve(map(wanted_rows, items))
         try:
-            self._bitmasks = {
-                item.sequence_id: self._mask(item, reservation)
-                for item, reservation in zip(items, reservations, strict=True)
-            }
-        except ValueError:  # a grammar that costs too much: as if the pass had never begun
+            results = self._run(items, reservations)
+        except Exception:  # a grammar that costs too much: as if the pass had never begun
             for reservation in reservations:
                 self._pool.abort(reservation)
             raise
+        for reservation in reservations:
+            self._pool.commit(reservation)
+        return results
+
+    def _run(
+        self, items: Sequence[StepItem], reservations: Sequence[Reservation]
+    ) -> list[StepResult]:
+        self._bitmasks = {
+            item.sequence_id: self._mask(item, reservation)
+            for item, reservation in zip(items, reservations, strict=True)
+        }
         self._num_passes += 1
         self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         self._copy(reservations)
-        written = [self._write(reservation) for reservation in reservations]
+        written = [
+            self._write(reservation, item.tree_parents)
+            for item, reservation in zip(items, reservations, strict=True)
+        ]
         self._logits_us = time.monotonic_ns() // 1000
-        for reservation in reservations:
-            self._pool.commit(reservation)
-        return [
+        results = [
             self._result(item, reservation, states)
             for item, reservation, states in zip(items, reservations, written, strict=True)
         ]
+        for reservation in reservations:
+            self._move(reservation)
+        return results
 
     def cached_len(self, sequence_id: int) -> int:
         return self._pool.table(sequence_id).length
@@ -188,6 +201,12 @@ class ToyEngine:
             states = [_adapted(state, item.adapter) for state in states]
         sampled = states[len(states) - num_sampled_rows(item, reservation) :]
         token_ids, num_accepted, laws = self._decide(item, sampled)
+        first = len(written) - len(sampled)
+        if item.tree_parents:
+            path = accepted_rows(item, token_ids)
+            token_ids, num_accepted = tuple(token_ids[row] for row in path), len(path) - 1
+            reservation.accept(len(item.tree_parents), [row - 1 for row in path[1:]])
+            sampled = [sampled[row] for row in path]
         logprobs: tuple[TokenLogprobs, ...] = ()
         if item.num_logprobs is not None:
             logprobs = self._score(sampled, token_ids, item.num_logprobs)
@@ -202,7 +221,7 @@ class ToyEngine:
         head_token_ids: tuple[tuple[int, ...], ...] = ()
         if item.num_head_candidates and sampled:
             row = deciding_row(item, token_ids, num_accepted)
-            state = written[len(written) - len(sampled) + row]
+            state = written[first + row]
             depth = row if num_accepted is None else num_accepted
             head_token_ids = self._guess(item, _mix(state, token_ids[depth]), depth)
         return StepResult(
@@ -228,16 +247,29 @@ class ToyEngine:
         ]
         self._kv.update(copies)
 
-    def _write(self, reservation: Reservation) -> list[int]:
-        """The states of the computed rows, which are in the cache afterwards."""
+    def _move(self, reservation: Reservation) -> None:
+        size = self._info.block_size
+        moved = [
+            (destination, self._kv[source // size][source % size])
+            for source, destination in reservation.moved_slots(size)
+        ]
+        for slot, state in moved:
+            self._kv[slot // size][slot % size] = state
+
+    def _write(self, reservation: Reservation, parents: Sequence[int]) -> list[int]:
+        """The states of the computed rows, which are in the cache afterwards; the last ones are
+        the nodes of a tree if it has `parents`."""
         block_size = self._info.block_size
         state = self._root
         if reservation.first:
             index, offset = divmod(reservation.first - 1, block_size)
             state = self._kv[reservation.blocks[index]][offset]
         states = []
-        for position, token_id in enumerate(reservation.computed_ids, reservation.first):
-            index, offset = divmod(position, block_size)
+        num_committed = len(reservation.computed_ids) - len(parents)
+        for row, token_id in enumerate(reservation.computed_ids):
+            if row >= num_committed:
+                state = states[num_committed + parents[row - num_committed]]
+            index, offset = divmod(reservation.first + row, block_size)
             state = _mix(state, token_id)
             states.append(state)
             block = reservation.blocks[index]
@@ -256,7 +288,8 @@ class ToyEngine:
     ) -> tuple[tuple[int, ...], int | None, tuple[SparseProbs, ...]]:
         """(tokens, number accepted, laws) of the sampled rows, by the item's rule."""
         if item.rule is None or not states:
-            tokens = tuple(self._sample(state, item, offset) for offset, state in enumerate(states))
+            rows = zip(states, sample_offsets(item), strict=False)  # no states before the end
+            tokens = tuple(self._sample(state, item, offset) for state, offset in rows)
             return tokens, None, ()
         rows = [self._row(state, item, offset) for offset, state in enumerate(states)]
         if isinstance(item.rule, Propose):
@@ -268,7 +301,7 @@ class ToyEngine:
         return (*kept, accepted.next_token_id), accepted.num_accepted_tokens, ()
 
     def _sample(self, state: int, item: StepItem, offset: int) -> int:
-        """The plain token of sampled row `offset`: a function of the text, which `state` names."""
+        """The plain token `offset` places behind the first: a function of the text (`state`)."""
         return self._row(state, item, offset).token()
 
     def _runner_ups(self, item: StepItem, states: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
+from paceline.methods import LOCAL_SOURCES
 from paceline.sampling.params import VerificationMode
 
 # Positions of a window that are told apart; those behind them fare like the last.
@@ -23,6 +24,7 @@ MAX_POSITIONS = 16
 # Classes that are remembered; the one used longest ago is forgotten first, and its sequences start
 # from the prior again.
 MAX_CLASSES = 64
+_BY = " by "
 _MAX_NAME_CHARS = 256  # what a report to the Controller may have
 # Rounds of a class that may pass before the shape of its survivals is made anew.
 REFRESH_ROUNDS = 512
@@ -59,12 +61,18 @@ class AcceptanceClass:
     mode: VerificationMode
     temperature: float
 
+    @property
+    def is_local(self) -> bool:
+        """Whether a source inside the target stands in the place of a draft."""
+        return self.draft_model.rpartition(_BY)[2] in LOCAL_SOURCES
+
     @staticmethod
     def of(
         draft_model: str, mode: VerificationMode, temperature: float, adapter: str = ""
     ) -> AcceptanceClass:
         if draft_model and adapter:
-            draft_model = f"{adapter} by {draft_model}"[:_MAX_NAME_CHARS]
+            adapter = adapter[: max(0, _MAX_NAME_CHARS - len(_BY) - len(draft_model))]
+            draft_model = f"{adapter}{_BY}{draft_model}"[:_MAX_NAME_CHARS]
         return AcceptanceClass(draft_model, mode, round(4 * temperature) / 4)
 
 
@@ -257,7 +265,8 @@ class AcceptanceModel:
         """The class's; a sequence without a draft borrows the one used last that is like it."""
         if not key.draft_model:
             for known in reversed(self._profiles):
-                if (known.mode, known.temperature) == (key.mode, key.temperature):
+                is_alike = (known.mode, known.temperature) == (key.mode, key.temperature)
+                if is_alike and not known.is_local:
                     return self._profiles[known]
         profile = self._profiles.pop(key, None)
         if profile is None:

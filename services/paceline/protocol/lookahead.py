@@ -19,7 +19,7 @@ from paceline.protocol.acceptance_model import AcceptanceClass, ClassCounts, Sur
 from paceline.protocol.decision import Choice, Explanation
 from paceline.protocol.draft_cost import DraftCost
 from paceline.protocol.forecast import Forecast
-from paceline.protocol.lone_wait import AcceptanceEstimate, Average, LonePolicy
+from paceline.protocol.lone_wait import Average, LonePolicy
 from paceline.protocol.lookahead_types import (
     Grant,
     Guidance,
@@ -31,12 +31,12 @@ from paceline.protocol.lookahead_types import (
 )
 from paceline.protocol.pass_cost import PassCost
 from paceline.protocol.profit import DealState, Profit
-from paceline.protocol.row_price import RowPrice
+from paceline.protocol.row_explorer import PROBE_TOKENS, RowExplorer
+from paceline.protocol.row_price import RowPrice, full_windows
 from paceline.protocol.sequence_book import SequenceBook
 
 __all__ = [
     "AcceptanceClass",
-    "AcceptanceEstimate",
     "Choice",
     "ClassCounts",
     "DealState",
@@ -51,9 +51,6 @@ __all__ = [
     "Window",
 ]
 
-_LEAST_SURVIVAL = 0.02  # of proposals that K looks at: others gain next to nothing
-_EXPLORE_EVERY = 32  # windows that hold more than is wanted: one of so many gets one more
-_PROBE_TOKENS = 2  # proposals of a sequence that probes for its resting class
 _ACTIVE_PASSES = 32  # without a proposal, and the drafts are taken to be gone
 _REST = Grant(0)
 
@@ -74,7 +71,7 @@ class LookaheadPolicy:
         self._idle_us = Average(weight=0.05)
         self._num_passes = 0
         self._batch = 1  # decoding sequences of the last pass
-        self._num_explorable = 0
+        self._explorer = RowExplorer()
         self._last_active = -_ACTIVE_PASSES  # the last pass that had, or could have had, proposals
         self._is_drafting = False  # somebody had a K > 0 when the last pass was planned
         self._max_ahead = 0  # the largest credit since the last look at K
@@ -103,7 +100,7 @@ class LookaheadPolicy:
         is_resting = self.profit.deal.is_resting
         wanted = [
             min(window.have, self._first_count(window.lookahead))
-            if not is_resting or self._is_fixed(window.lookahead)
+            if not is_resting or self.is_fixed(window.lookahead)
             else 0
             for window in windows
         ]
@@ -128,7 +125,8 @@ class LookaheadPolicy:
                 left -= counts[index]
             elif not is_resting:
                 room = min(have, self.ceiling(lookahead))
-                survivals = self._book.survivals(lookahead)
+                survivals = window.survivals or self._book.survivals(lookahead)
+                room = min(room, len(survivals.negatives))
                 negatives += survivals.negatives[:room]
                 adaptive.append((survivals, room))
                 places.append(index)
@@ -146,29 +144,8 @@ class LookaheadPolicy:
         shares = decision.share_rows(adaptive, negatives, num_rows)
         for index, count in zip(places, shares, strict=True):
             counts[index] = count
-        self._explore(windows, counts, left - num_rows)
+        self._explorer.add(windows, counts, left - num_rows, self.ceiling)
         return counts
-
-    def _explore(self, windows: Sequence[Window], counts: list[int], left: int) -> None:
-        """Probing sequences get theirs; one window in 32 that holds more gets one row more.
-
-        It goes by a counter: neither chance nor what is proposed has a say.
-        """
-        for index, window in enumerate(windows):
-            count, lookahead = counts[index], window.lookahead
-            if left < 1:
-                return
-            if count >= window.have or lookahead.is_fixed or count >= self.ceiling(lookahead):
-                continue
-            if lookahead.probe_until:
-                more = min(window.have, self.ceiling(lookahead), _PROBE_TOKENS) - count
-                counts[index] += max(0, min(more, left))
-                left -= max(0, more)
-            elif count and lookahead.cap:
-                self._num_explorable += 1
-                if self._num_explorable % _EXPLORE_EVERY == 0:
-                    counts[index] += 1
-                    left -= 1
 
     def ceiling(self, lookahead: SequenceLookahead) -> int:
         """Most proposals that a pass may verify for the sequence, whatever is predicted; 0: it
@@ -176,11 +153,11 @@ class LookaheadPolicy:
         wanted, limits = lookahead.asked, self.limits
         most = limits.max_num_speculative_tokens
         if wanted is None:
-            wanted = limits.num_speculative_tokens if self._is_fixed(lookahead) else most
+            wanted = limits.num_speculative_tokens if self.is_fixed(lookahead) else most
         given = self._guidance.max_num_speculative_tokens
         return min(wanted, most) if given is None else min(wanted, most, given)
 
-    def _is_fixed(self, lookahead: SequenceLookahead) -> bool:
+    def is_fixed(self, lookahead: SequenceLookahead) -> bool:
         return lookahead.is_fixed or not self.limits.is_adaptive
 
     def _first_count(self, lookahead: SequenceLookahead) -> int:
@@ -195,7 +172,7 @@ class LookaheadPolicy:
 
         A credit that was given is never taken back; a smaller one holds for what comes after.
         """
-        if self._is_fixed(lookahead):
+        if self.is_fixed(lookahead):
             lookahead.cap = self.ceiling(lookahead)
             return self._grant(lookahead, 2 * lookahead.cap + 1) if lookahead.cap else _REST
         lookahead.cap = 0
@@ -207,7 +184,7 @@ class LookaheadPolicy:
             is_lone = self._batch == 1 and lookahead.is_corrected
             return self._grant(lookahead, self._draft.credit(count, is_lone))
         if lookahead.probe_until and self.ceiling(lookahead):
-            return self._grant(lookahead, _PROBE_TOKENS + self._draft.depth)
+            return self._grant(lookahead, PROBE_TOKENS + self._draft.depth)
         if lookahead.active_since:
             self._book.stop(lookahead, self._num_passes)
         if self._is_watched(lookahead):
@@ -235,13 +212,32 @@ class LookaheadPolicy:
             grant = self._grants[key] = Grant(ahead, fan_out)
         return grant
 
-    def _best_count(self, lookahead: SequenceLookahead) -> int:
+    def _best_count(self, lookahead: SequenceLookahead, own: Survivals | None = None) -> int:
         """K of a full window."""
         survival = self._price.survival
         if survival is None:
             return self._first_count(lookahead)
-        negatives = self._book.survivals(lookahead).negatives
-        return bisect_right(negatives, -survival, 0, self.ceiling(lookahead))
+        negatives = (own or self._book.survivals(lookahead)).negatives
+        return bisect_right(negatives, -survival, 0, min(self.ceiling(lookahead), len(negatives)))
+
+    def aim(self, lookahead: SequenceLookahead, own: Survivals | None = None) -> int:
+        """Sets K of a source inside the target, which needs no credit. `own`: its survivals."""
+        is_resting = self.profit.deal.is_resting
+        count = 0 if is_resting else self._best_count(lookahead, own)
+        lookahead.cap = self.ceiling(lookahead) if self.is_fixed(lookahead) else count
+        return lookahead.cap
+
+    def gain(
+        self, lookahead: SequenceLookahead, have: int, own: Survivals | None = None
+    ) -> tuple[float, float]:
+        """What `have` proposals are expected to bring in accepted tokens: those of K above the
+        price of their rows, and all that may be verified."""
+        survivals = own or self._book.survivals(lookahead)
+        most = min(have, self.ceiling(lookahead), len(survivals.negatives))
+        if self.is_fixed(lookahead):
+            return survivals.sums[most], survivals.sums[most]
+        count = min(most, self._best_count(lookahead, own))
+        return survivals.sums[count] - count * (self._price.survival or 0.0), survivals.sums[most]
 
     # -- what is told -----------------------------------------------------------------------
 
@@ -278,6 +274,18 @@ class LookaheadPolicy:
         elif not self._is_watched(lookahead):
             self._book.rest(lookahead, self._price.survival, self._num_passes, self._draft.depth)
 
+    def learn(
+        self, lookahead: SequenceLookahead, num_draft_tokens: int, num_accepted_tokens: int
+    ) -> None:
+        """The same for a source inside the target: there is nobody to rest or to be watched."""
+        lookahead.probe_until = 0
+        if num_draft_tokens:
+            self._book.learn(lookahead, num_draft_tokens, num_accepted_tokens)
+
+    def try_once(self, lookahead: SequenceLookahead) -> None:
+        """The next pass verifies some of its proposals, whatever is expected of them."""
+        lookahead.probe_until = max(lookahead.probe_until, self._num_passes + 1)
+
     def end_pass(self, record: PassRecord) -> None:
         self._num_passes += 1
         pass_us = record.ended_us - record.started_us
@@ -289,14 +297,12 @@ class LookaheadPolicy:
         if not self.limits.is_adaptive:
             return
         if not self.profit.deal.is_resting:
-            self._cost.record(
-                record.num_sequences, record.num_rows, record.num_prefill_rows, pass_us
-            )
+            num_rows = (record.num_sequences, record.num_rows, record.num_prefill_rows)
+            self._cost.record(*num_rows, pass_us)
         idle_us = record.idle_us or 0
         if idle_us and not was_held:
             self._idle_us.update(min(idle_us, pass_us))
-        if record.num_draft_tokens:
-            self._last_active = self._num_passes
+        self._last_active = self._num_passes if record.num_draft_tokens else self._last_active
         if not record.num_prefill_rows and pass_us > 0:
             is_active = self._num_passes - self._last_active < _ACTIVE_PASSES
             self.profit.record(
@@ -341,16 +347,9 @@ class LookaheadPolicy:
 
     def _set_price(self, windows: Sequence[Window], max_rows: int) -> None:
         self._cost.refresh()
-        groups: dict[tuple[Survivals, int], int] = {}
-        for window in windows:
-            lookahead = window.lookahead
-            if not lookahead.is_fixed:
-                survivals = self._book.survivals(lookahead)
-                most = self.ceiling(lookahead)
-                key = (survivals, bisect_right(survivals.negatives, -_LEAST_SURVIVAL, 0, most))
-                groups[key] = groups.get(key, 0) + 1
-        total = sum(ceiling * count for (_, ceiling), count in groups.items())
-        total = max(0, min(total, max_rows))
+        groups = full_windows(windows, self._book.survivals, self.ceiling)
+        wanted = sum(ceiling * count for (_, ceiling), count in groups.items())
+        total = max(0, min(wanted, max_rows))
         cost_us = self._cost.curve(len(windows), 0, total)
         if not groups or cost_us is None:
             return

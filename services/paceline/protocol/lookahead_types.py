@@ -74,10 +74,16 @@ class SequenceLookahead:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One decoding sequence when a pass is planned: `have` proposals are here and would fit."""
+    """One decoding sequence when a pass is planned: `have` proposals are here and would fit.
+
+    `survivals`: of exactly these, where their class does not tell (the nodes of a tree, each with
+    the probability that it is on the accepted path). `is_local`: no draft is late with them.
+    """
 
     lookahead: SequenceLookahead
     have: int
+    survivals: Survivals | None = None
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

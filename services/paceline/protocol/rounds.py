@@ -26,7 +26,8 @@ class Disposition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """What one pass committed. `finish_reason` is "stop" (EOS), "length" or None."""
+    """What one pass committed. `finish_reason` is "stop" (EOS), "length" or None. `is_local`: the
+    proposals were not the draft's."""
 
     round: int
     token_ids: tuple[int, ...]
@@ -34,6 +35,7 @@ class TokenDelta:
     num_draft_tokens: int
     num_accepted_tokens: int
     finish_reason: FinishReason | None
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,12 @@ It does not know sequences; times are microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.protocol import decision
 from paceline.protocol.acceptance_model import Survivals
+from paceline.protocol.lookahead_types import SequenceLookahead, Window
 
 PASSES_BETWEEN_LOOKS = 4
 NEVER = 2.0  # no survival is that high
@@ -17,6 +19,25 @@ MIN_GAIN = 1.02  # predicted: a new price must be that much better than the one 
 
 
 MIN_PAY = 1.01  # predicted: less is not worth a draft's work, and what predictions cannot see
+_LEAST_SURVIVAL = 0.02  # of proposals that K looks at: others gain next to nothing
+
+
+def full_windows(
+    windows: Sequence[Window],
+    survivals_of: Callable[[SequenceLookahead], Survivals],
+    ceiling: Callable[[SequenceLookahead], int],
+) -> dict[tuple[Survivals, int], int]:
+    """How many sequences whose K is not fixed have these survivals and may have so many proposals
+    in a full window."""
+    groups: dict[tuple[Survivals, int], int] = {}
+    for window in windows:
+        lookahead = window.lookahead
+        if not lookahead.is_fixed:
+            survivals = window.survivals or survivals_of(lookahead)
+            most = min(ceiling(lookahead), len(survivals.negatives))
+            key = (survivals, bisect_right(survivals.negatives, -_LEAST_SURVIVAL, 0, most))
+            groups[key] = groups.get(key, 0) + 1
+    return groups
 
 
 class RowPrice:

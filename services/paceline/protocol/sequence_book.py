@@ -121,14 +121,16 @@ class SequenceBook:
             lookahead.probe_until = 0
 
     def count_wanted(self, windows: Sequence[Window]) -> bool:
-        """Count what full windows would bring and what is missing of that; True when drafts are at
-        work for anybody whose K is not fixed."""
+        """Count what full windows of drafts would bring and what is missing of that; True when
+        somebody has a K that is not fixed."""
         is_drafting = False
         for window in windows:
             lookahead = window.lookahead
             cap = lookahead.cap
             if cap:
                 is_drafting |= not lookahead.is_fixed
+                if window.is_local:
+                    continue
                 sums = self.survivals(lookahead).sums
                 cap = min(cap, len(sums) - 1)  # limits may have come down since
                 self._wanted += sums[cap]

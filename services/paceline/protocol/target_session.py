@@ -6,20 +6,21 @@ threads, transports or time. Fallback is not a mode: with an empty window `begin
 
 Layout of `log`: `[prompt | committed output | window]`; `committed_len` ends the second part.
 
-Two more parts have modules of their own: `window_laws` (the laws of proposals in the rejection
-modes, and why the output keeps the target's law) and `alternates` (proposals of branches, which
-fit only if the target commits a token that the draft did not expect).
+Parts with modules of their own: `window_laws` (rejection modes, and why the output keeps the
+target's law), `alternates` (branches, for tokens that the draft did not expect), `verifying`.
 """
 
 from __future__ import annotations
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.generation import FinishReason
+from paceline.proposers.base import NOTHING, LocalProposal
 from paceline.protocol.alternates import Alternates
 from paceline.protocol.link import LinkEvent, LinkState, next_state
 from paceline.protocol.messages import DraftTokens, Opened, OpenSession, OpenStatus, Verdict
-from paceline.protocol.rounds import Disposition, Step, TokenDelta, token_origins
+from paceline.protocol.rounds import Disposition, Step, TokenDelta
 from paceline.protocol.token_log import TokenLog
+from paceline.protocol.verifying import Verifying, cut_at_end, verify_local
 from paceline.protocol.window_laws import WindowLaws
 from paceline.sampling.acceptance import Acceptance
 from paceline.sampling.params import SamplingParams, VerificationMode
@@ -93,8 +94,7 @@ class TargetSession:
         self.alternates = Alternates()
         # Notes of the alternates that the last commit made the window, one for each token.
         self.num_adopted = 0
-        self._verifying: tuple[int, ...] | None = None
-        self._verifying_probs: tuple[SparseProbs, ...] = ()
+        self._verifying: Verifying | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -137,7 +137,12 @@ class TargetSession:
     @property
     def verifying_probs(self) -> tuple[SparseProbs, ...]:
         """The laws of the proposals that `begin_verify` returned; () in the matching modes."""
-        return self._verifying_probs
+        return () if self._verifying is None else self._verifying.probs
+
+    @property
+    def verifying_parents(self) -> tuple[int, ...]:
+        """Of these proposals, if they are a tree."""
+        return () if self._verifying is None else self._verifying.parents
 
     @property
     def limit_position(self) -> int:
@@ -272,45 +277,50 @@ class TargetSession:
 
     # -- verification -----------------------------------------------------------------------
 
-    def begin_verify(self, limit: int) -> tuple[int, ...]:
+    def begin_verify(self, limit: int, local: LocalProposal = NOTHING) -> tuple[int, ...]:
         """Proposals for this pass, at most `limit`; () is a plain decode step.
 
-        In the rejection modes `limit` must not depend on what the proposals are (B1), and
-        `verifying_probs` has their laws.
+        Those of the window, or `local` ones instead if there are any: the window stays as it is.
+        In the rejection modes neither `limit` nor which of both it is may depend on what the
+        window's proposals are (B1, C2), and `verifying_probs` has their laws.
         """
         if self._verifying is not None or self.is_finished:
             raise LocalProtocolError("begin_verify while verifying or after the end")
-        room = self.end_len - self.committed_len - 1
-        count = max(0, min(limit, self.window_len, room))
-        self._verifying = self.log.slice(self.committed_len, self.committed_len + count)
-        self._verifying_probs = tuple(self._laws.probs[:count])
-        return self._verifying
+        count = max(0, min(limit, self.end_len - self.committed_len - 1))
+        if local.token_ids:
+            self._verifying = verify_local(local, count, self._laws.are_used)
+        else:
+            window = self.log.slice(self.committed_len, self.committed_len + count)
+            self._verifying = Verifying(window, tuple(self._laws.probs[:count]))
+        return self._verifying.token_ids
 
     def end_verify(self, acceptance: Acceptance) -> Step:
         """`commit`, and what the draft is to hear of it."""
         delta = self.commit(acceptance)
         return Step(delta, self.due_verdict(delta))
 
-    def commit(self, acceptance: Acceptance) -> TokenDelta:
-        """Commit accepted proposals and the target's own next token, cut at EOS and at the end."""
+    def commit(self, acceptance: Acceptance, path: tuple[int, ...] | None = None) -> TokenDelta:
+        """Commit accepted proposals and the target's own next token, cut at EOS and at the end.
+
+        `path`: the accepted proposals, where a tree was verified.
+        """
         verified = self._verifying
         if verified is None:
             raise LocalProtocolError("end_verify without begin_verify")
         self.cancel_verify()  # from here on no pass is open
-        accepted = acceptance.num_accepted_tokens
-        if not 0 <= accepted <= len(verified):
-            raise LocalProtocolError(f"accepted {accepted} of {len(verified)}")
-        token_ids = self._cut((*verified[:accepted], acceptance.next_token_id))
-        origins = token_origins(accepted, len(verified))[: len(token_ids)]
-        has_rejection = accepted < len(verified)
-        self._commit(token_ids, has_rejection)
+        token_ids, origins = verified.accepted(acceptance, path)
+        token_ids = self._cut(token_ids)
+        num_draft, accepted = len(verified.token_ids), acceptance.num_accepted_tokens
+        # Nobody has looked at the window where local proposals were refused.
+        self._commit(token_ids, accepted < num_draft and not verified.is_local)
         return TokenDelta(
             round=self.round,
             token_ids=token_ids,
-            origins=origins,
-            num_draft_tokens=len(verified),
+            origins=origins[: len(token_ids)],
+            num_draft_tokens=num_draft,
             num_accepted_tokens=min(accepted, len(token_ids)),
             finish_reason=self.finish_reason,
+            is_local=verified.is_local,
         )
 
     def due_verdict(self, delta: TokenDelta) -> Verdict | None:
@@ -322,27 +332,22 @@ class TargetSession:
         if not self.is_attached or num_untold < num_needed:
             return None
         told_len, self._told_len = self._told_len, self.committed_len
+        are_its = not delta.is_local and num_untold == len(delta.token_ids)
         return self._verdict(
             told_len,
             self.log.slice(told_len, self.committed_len),
-            delta.num_accepted_tokens if num_untold == len(delta.token_ids) else 0,
+            delta.num_accepted_tokens if are_its else 0,
             has_rejection=self._laws.is_unheard(told_len),
         )
 
     def cancel_verify(self) -> None:
         """The pass did not happen (the engine failed or the request ended meanwhile)."""
-        self._verifying, self._verifying_probs = None, ()
+        self._verifying = None
 
     def _cut(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """The part to commit; the earliest end in the block wins, EOS before length."""
         room = self.end_len - self.committed_len
-        for index, token_id in enumerate(token_ids[:room]):
-            if token_id in self.stop_token_ids:
-                self.finish_reason = "stop"
-                return token_ids[: index + 1]
-        if len(token_ids) >= room:
-            self.finish_reason = "length"
-        return token_ids[:room]
+        token_ids, self.finish_reason = cut_at_end(token_ids, room, self.stop_token_ids)
+        return token_ids
 
     def _commit(self, token_ids: tuple[int, ...], has_rejection: bool) -> None:
         end = self.committed_len + len(token_ids)

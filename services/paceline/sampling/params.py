@@ -117,6 +117,11 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether the law may depend on the tokens before by more than the logits."""
+        return self.has_penalties or self.min_tokens > 0 or bool(self.grammar)
+
     def is_adjusting(self, num_output_tokens: int) -> bool:
         """Whether penalties, logit bias, a grammar or min tokens can change the logits after so
         many tokens.

@@ -48,6 +48,7 @@ class Intake:
         self._check_lengths(request)
         self._check_ids(request)
         self._check_sampling(request)
+        self._check_method(request)
         self._check_resumption(request)
         self._check_grammar(request)
 
@@ -157,6 +158,19 @@ class Intake:
                 f" it would be {fitting}",
                 "speculation.mode",
             )
+
+    def _check_method(self, request: GenerateRequest) -> None:
+        """`model` without a draft is plain decoding; who asks for more is told."""
+        method = request.speculation.method
+        if method == "medusa" and not self._info.num_heads:
+            reason = "needs heads, and this deployment's model has none (target.medusa)"
+        elif method not in (None, "off", "model") and self.speculation.method == "off":
+            reason = "cannot be used: speculation is off in this deployment"
+        else:
+            return
+        raise RequestError(
+            f"speculation.method {method} {reason}", "speculation.method", "invalid_value"
+        )
 
     def _check_grammar(self, request: GenerateRequest) -> None:
         grammar, grammars = request.sampling.grammar, self._info.grammars

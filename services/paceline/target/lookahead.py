@@ -70,3 +70,20 @@ def num_unused(session: TargetSession, num_draft_tokens: int, acceptance: Accept
     is_full = acceptance.num_accepted_tokens == num_draft_tokens
     goes_on = is_full and session.log.slice(place, place + 1) == (acceptance.next_token_id,)
     return 0 if goes_on else num_ahead
+
+
+def compared(session: TargetSession, token_ids: Sequence[int]) -> tuple[int, int]:
+    """Where a pass that verified local proposals commits `token_ids`: how many proposals of the
+    window they speak about, and how many of these are right; (0, 0) where the mode does not
+    compare. Asked before `commit`."""
+    if session.mode in REJECTION_MODES:
+        return 0, 0
+    num_right = session.log.common_len(session.committed_len, token_ids)
+    return min(session.window_len, len(token_ids), num_right + 1), num_right
+
+
+def num_outrun(session: TargetSession, token_ids: Sequence[int]) -> int:
+    """Proposals of the window that such a pass makes useless: all from the first wrong one on.
+    Asked before `commit`."""
+    num_right = session.log.common_len(session.committed_len, token_ids)
+    return session.window_len - num_right if num_right < len(token_ids) else 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from paceline.engine.base import StepItem, StepResult, Verify
 from paceline.generation import TokenLogprobs
+from paceline.methods import ProposalSource
 from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.rounds import TokenDelta
 from paceline.sampling.acceptance import Acceptance, accept_matching
@@ -46,6 +47,8 @@ class PassEntry:
 
     def num_computed(self, result: StepResult) -> int:
         """Rows that the engine really computed."""
+        if self.item.tree_parents:
+            return len(self.item.token_ids)  # most nodes are computed and not kept
         return self.cached_len(result) - self.item.start - result.num_prefix_tokens
 
     def acceptance(self, result: StepResult) -> Acceptance:
@@ -53,6 +56,11 @@ class PassEntry:
         if result.num_accepted is not None:
             return Acceptance(result.num_accepted, result.token_ids[-1])
         return accept_matching(self.draft_token_ids, result.token_ids)
+
+    def accepted(self, result: StepResult, acceptance: Acceptance) -> tuple[int, ...]:
+        """The proposals that the acceptance is about: of a tree, a path of them."""
+        token_ids = result.token_ids if self.item.tree_parents else self.draft_token_ids
+        return token_ids[: acceptance.num_accepted_tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,11 @@ class PassPlan:
     def has_drafts(self) -> bool:
         return any(entry.draft_token_ids for entry in self.entries)
 
+    @property
+    def has_bets(self) -> bool:
+        """Whether it does more than the text needs."""
+        return self.has_drafts or any(entry.item.num_head_candidates for entry in self.entries)
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -86,6 +99,7 @@ class Round:
     delta: TokenDelta
     record: RoundRecord
     logprobs: tuple[TokenLogprobs, ...]
+    source: ProposalSource = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,8 @@ def make_entry(
         scored_token_ids=scored,
         cache_salt=request.cache_salt,
         adapter=request.adapter,
+        tree_parents=session.verifying_parents,
+        num_head_candidates=sequence.num_head_candidates,
     )
     sequence.in_pass = True
     return PassEntry(session.session_id, item, draft)

@@ -14,18 +14,20 @@ from collections.abc import Sequence as Seq
 from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepResult
 from paceline.generation import GenerateRequest, RoundDelta
-from paceline.protocol.lookahead import LookaheadPolicy, Window
+from paceline.protocol.lookahead import LookaheadPolicy
 from paceline.target import endings
 from paceline.target.draft_desk import DraftDesk
 from paceline.target.endings import Ending
 from paceline.target.intake import Intake, living_outputs
+from paceline.target.local_drafts import LocalDrafts
 from paceline.target.lone_hold import end_holds, lone_hold
-from paceline.target.lookahead import lookahead_limits, num_unused, pass_record, was_foreseen
+from paceline.target.lookahead import lookahead_limits, pass_record
 from paceline.target.passes import Hold, PassEntry, PassPlan, Round, make_entry, prefill_share
 from paceline.target.roster import Roster
 from paceline.target.round_clock import NO_TRACES, PassRecord, RoundTracer
 from paceline.target.sequence import PassTimes, Sequence
 from paceline.target.stats import SchedulerStats
+from paceline.target.telling import tell
 
 __all__ = ["Hold", "PassEntry", "PassPlan", "Scheduler", "SchedulerStats"]
 
@@ -60,6 +62,7 @@ class Scheduler:
         # The last pass was one of a suspect alone: the next is for the others.
         self._is_others_turn = False
         self.drafts = DraftDesk(self._sequences, self.policy, rpc)
+        self.local = LocalDrafts(info, speculation, self.policy, self.stats)
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -101,6 +104,7 @@ class Scheduler:
         first_session_id = self._next_session_id
         group = self.intake.sequences(request, first_session_id, now_us, traces)
         for sequence in group:
+            self.local.open(sequence)
             self.policy.add(sequence.lookahead)
         self._roster.enqueue(group)
         self._next_session_id += request.n
@@ -134,6 +138,7 @@ class Scheduler:
         self.speculation = speculation
         self.intake.speculation = speculation
         self.policy.set_limits(lookahead_limits(speculation))
+        self.local.set_speculation(speculation, self._sequences.values())
 
     def take_released(self) -> list[int]:
         """Engine sequences to free, before the next pass."""
@@ -151,7 +156,9 @@ class Scheduler:
             self.drafts.try_open(sequence, now_us)
 
     def _retire(self, session_id: int) -> None:
-        self.drafts.close(self._roster.remove(session_id))
+        sequence = self._roster.remove(session_id)
+        self.local.close(sequence)
+        self.drafts.close(sequence)
 
     # -- passes -----------------------------------------------------------------------------
 
@@ -194,6 +201,8 @@ class Scheduler:
         if len(self._running) != 1 or self.num_waiting or self._is_short:
             return None
         sequence = self._sequences[self._running[0]]
+        if self.local.is_ready(sequence):
+            return None  # no pass waits for a draft when there is something to verify without it
         was_held = bool(sequence.hold_until_us)
         until_us = lone_hold(sequence, self.policy.lone, now_us)
         self.stats.num_holds += until_us is not None and not was_held
@@ -212,14 +221,12 @@ class Scheduler:
         free_blocks = self._roster.num_free_blocks
         first = self.stats.num_passes % max(1, len(decoding))
         in_turn = (*decoding[first:], *decoding[:first])
-        windows = [
-            Window(s.lookahead, 0 if s.is_suspect else s.session.window_len) for s in in_turn
-        ]
+        windows = [self.local.window(sequence) for sequence in in_turn]
         limits = self.policy.plan(windows, num_prefill, draft_rows)
         drafts: dict[int, tuple[int, ...]] = {}
         for sequence, limit in zip(in_turn, limits, strict=True):
             room = self._roster.room(sequence, free_blocks)
-            draft = sequence.session.begin_verify(min(limit, room))
+            draft = self.local.begin_verify(sequence, min(limit, room))
             drafts[sequence.session.session_id] = draft
             free_blocks -= self._roster.num_new_blocks(sequence, len(draft))
             rows_left -= len(draft)
@@ -236,6 +243,7 @@ class Scheduler:
             if rows_left < 1:
                 break
             sequence.session.begin_verify(0)
+            self.local.ask_heads(sequence)
             entry = self._entry(sequence, sequence.cached_len, rows_left, ())
             rows_left -= entry.max_rows
             entries.append(entry)
@@ -288,39 +296,23 @@ class Scheduler:
         sequence = self._sequences[entry.session_id]
         session = sequence.session
         acceptance = entry.acceptance(result)
-        num_draft, accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
-        foreseen = was_foreseen(session, num_draft, acceptance)
-        unused = num_unused(session, num_draft, acceptance)
-        self.policy.end_round(sequence.lookahead, num_draft, accepted, foreseen)
-        delta = session.commit(acceptance)
+        source = sequence.source_of(len(entry.draft_token_ids))
+        unused = self.local.end_round(sequence, entry, result, acceptance)
+        delta = session.commit(acceptance, entry.accepted(result, acceptance))
+        self.local.keep_heads(sequence, result)
         # The cache is right up to the last accepted proposal; the rest is overwritten.
         sequence.cached_len = min(sequence.cached_len, session.committed_len - 1)
         sequence.ready_us, sequence.hold_until_us = times.ended_us, 0
         sequence.suspected_in = 0
-        self.stats.end_round(delta, sequence.lookahead.cap, unused)
+        self.stats.end_round(delta, sequence.cap, unused, source)
         record = sequence.clock.close(times.ended_us)
         if session.is_finished:
             self.stats.num_finished += 1
             self._retire(entry.session_id)
-        return Round(sequence, delta, record, result.logprobs)
+        return Round(sequence, delta, record, result.logprobs, source)
 
     def _tell(self, told: Round, now_us: int) -> RoundDelta:
-        sequence, delta, record = told.sequence, told.delta, told.record
-        session = sequence.session
-        if session.is_attached and not session.is_finished:
-            sequence.allow(self.policy.grant(sequence.lookahead))
-            verdict = session.due_verdict(delta)
-            if verdict is not None:
-                times = record.passes[-1][1].times
-                verdict = sequence.stamped(verdict, now_us, times.ended_us - times.started_us)
-            self.drafts.send_verdict(sequence, verdict)
-        start = session.committed_len - len(delta.token_ids)
-        round_delta = sequence.to_round(delta, start, record, told.logprobs)
-        if sequence.trace is not None:
-            link = self.drafts.pool.get(sequence.draft_id)
-            record.describe(session, "" if link is None else link.hello.replica_id)
-            sequence.trace.end_round(record, round_delta)
-        return round_delta
+        return tell(told, self.policy, self.drafts, now_us)
 
     def make_room(self, plan: PassPlan) -> bool:
         """The engine raised `OutOfBlocks` and did nothing; True when the next plan asks for less.
@@ -364,11 +356,12 @@ class Scheduler:
             sequence.leave_pass()
             if sequence.is_aborted:
                 self._retire(entry.session_id)
-            elif len(plan.entries) == 1 and not plan.has_drafts:
+            elif len(plan.entries) == 1 and not plan.has_bets:
                 self._retire(entry.session_id)
                 ended.append((entry.session_id, endings.engine_error()))
             else:
-                if len(plan.entries) == 1:
+                is_alone = len(plan.entries) == 1
+                if not self.local.bar(sequence, entry, is_alone) and is_alone:
                     self.drafts.bar(sequence)
                 self._suspect(sequence)
         self.stats.num_failed += len(ended)

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from paceline.engine.base import StepResult
 from paceline.generation import GenerateRequest, RoundDelta, TokenLogprobs
+from paceline.methods import ProposalSource
 from paceline.protocol.lookahead import Grant, SequenceLookahead
 from paceline.protocol.messages import Verdict
 from paceline.protocol.target_session import TargetSession, TokenDelta
 from paceline.target.patience import Patience
 from paceline.target.round_clock import PassTimes, RoundClock, RoundRecord, RoundTracer
+from paceline.target.sources import SourceSet
 
 __all__ = ["PassTimes", "Sequence"]
 
@@ -51,6 +53,10 @@ class Sequence:
     open_pause_us: int = 0
     patience: Patience = field(default_factory=Patience)
     barred_drafts: set[str] = field(default_factory=set)  # replicas that broke a rule in it
+    # Where proposals come from, if not from a draft alone; and which it is not to have.
+    sources: SourceSet | None = None
+    barred_sources: set[ProposalSource] = field(default_factory=set)
+    num_head_candidates: int = 0  # of each head, to ask the pass for that is planned
     nacked_round: int = -1  # the last round in which a Nack of the draft was answered
     ready_us: int = 0  # when the last pass of this sequence ended
     last_arrival_us: int = 0
@@ -90,6 +96,19 @@ class Sequence:
             and leader.is_running
             and leader.session.round == 0
         )
+
+    @property
+    def cap(self) -> int:
+        """The K in force, of the source that its last pass was planned with."""
+        chosen = None if self.sources is None else self.sources.chosen
+        return self.lookahead.cap if chosen is None else chosen.lookahead.cap
+
+    def source_of(self, num_draft_tokens: int) -> ProposalSource:
+        """What made the proposals of the open pass."""
+        chosen = None if self.sources is None else self.sources.chosen
+        if not num_draft_tokens:
+            return ""
+        return "model" if chosen is None else chosen.name
 
     def allow(self, grant: Grant) -> None:
         """How far its draft may run, from the next open or verdict on."""
@@ -135,6 +154,8 @@ class Sequence:
         self.num_preemptions += 1
         self.prompt_logprobs.clear()
         self.hold_until_us = 0
+        if self.sources is not None:
+            self.sources.drop_heads()
 
     def to_round(
         self,
@@ -142,6 +163,7 @@ class Sequence:
         start: int,
         record: RoundRecord,
         logprobs: tuple[TokenLogprobs, ...] = (),
+        source: ProposalSource = "",
     ) -> RoundDelta:
         """The delta with its times. `logprobs` may go on behind the committed tokens, up to the
         last sampled row."""
@@ -155,7 +177,7 @@ class Sequence:
             origins=delta.origins,
             num_draft_tokens=delta.num_draft_tokens,
             num_accepted_tokens=delta.num_accepted_tokens,
-            num_speculative_tokens=max(self.lookahead.cap, delta.num_draft_tokens),
+            num_speculative_tokens=max(self.cap, delta.num_draft_tokens),
             wall_ms=times.wall / 1000.0,
             draft_ms=times.draft / 1000.0,
             wire_out_ms=times.wire_out / 1000.0,
@@ -170,4 +192,5 @@ class Sequence:
             logprobs=logprobs[: len(delta.token_ids)],
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens if is_first else 0,
+            source=source,
         )

@@ -62,7 +62,7 @@ def take_over(scheduler: Scheduler, scenario: Scenario, life: int, *, is_calm: b
     if scenario.lookahead == "random":
         policy = RandomLookahead(scheduler.policy.limits, Random(scenario.seed * 1000 + life))
         policy.is_calm = is_calm
-        scheduler.policy = scheduler.drafts._policy = policy
+        scheduler.policy = scheduler.drafts._policy = scheduler.local.policy = policy
 
 
 def calm(scheduler: Scheduler) -> None:

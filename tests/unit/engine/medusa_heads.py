@@ -47,9 +47,10 @@ def random_heads(num_heads: int, num_layers: int, vocab: list[int]) -> dict[str,
     return tensors
 
 
-def save_heads(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
-    """As `medusa_lm_head.safetensors`; `config` replaces or, with None, takes out fields."""
-    heads = {name.split(".")[0] for name in tensors} - {"draft_vocab", "medusa_head"}
+def save_config(folder: Path, tensors: Any, **config: Any) -> Path:
+    """`config.json` for these tensors; `config` replaces or, with None, takes out fields."""
+    names = [name for name in tensors if isinstance(name, str)] if isinstance(tensors, dict) else []
+    heads = {name.split(".")[0] for name in names} - {"draft_vocab", "medusa_head"}
     fields = {
         "medusa_num_heads": len(heads),
         "medusa_num_layers": 1,
@@ -57,19 +58,22 @@ def save_heads(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) ->
         "transformers_version": "4.31.0",
         **config,
     }
-    if "draft_vocab" in tensors:
+    if "draft_vocab" in names:
         fields.setdefault("medusa_draft_vocab_size", len(tensors["draft_vocab"]))
     folder.mkdir(parents=True, exist_ok=True)
     kept = {name: value for name, value in fields.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept), encoding="utf-8")
-    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    return folder
+
+
+def save_heads(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
+    """As `medusa_lm_head.safetensors`."""
+    save_file(tensors, save_config(folder, tensors, **config) / "medusa_lm_head.safetensors")
     return folder
 
 
 def save_pickled(folder: Path, tensors: Any, **config: Any) -> Path:
-    """As `medusa_lm_head.pt`, whatever the tensors are."""
-    plain = tensors if isinstance(tensors, dict) else {}
-    save_heads(folder, {n: t for n, t in plain.items() if isinstance(t, torch.Tensor)}, **config)
-    (folder / "medusa_lm_head.safetensors").unlink()
+    """As `medusa_lm_head.pt` alone, whatever the tensors are."""
+    (save_config(folder, tensors, **config) / "medusa_lm_head.safetensors").unlink(missing_ok=True)
     torch.save(tensors, folder / "medusa_lm_head.pt")
     return folder

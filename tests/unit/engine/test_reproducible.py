@@ -10,6 +10,7 @@ import torch
 from paceline.config import ModelConfig, SpeculationConfig
 from paceline.engine.base import StepItem
 from paceline.engine.reproducible import TILE_ROWS
+from paceline.engine.token_tree import node_paths
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.torch_loader import load_torch_engine
 from paceline.errors import ConfigError
@@ -17,7 +18,7 @@ from paceline.generation import GenerateRequest
 from paceline.sampling.params import SamplingParams
 from paceline.testing.loopback import Loopback
 from tests.e2e import matrix
-from tests.unit.engine.conftest import save_tiny
+from tests.unit.engine.conftest import VOCAB_SIZE, save_tiny
 from tests.unit.engine.families import save_family
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -77,6 +78,50 @@ def test_a_prefix_hit_changes_no_bit(model_folder: Path, dtype: str, quantizatio
     hit = engine.logits([StepItem(2, 0, TEXT, 1, GREEDY)])
     assert engine.stats().num_prefix_tokens >= 32
     assert torch.equal(hit, alone[-1:])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_tree_changes_no_bit_of_its_paths(tmp_path: Path, family: str) -> None:
+    folder = save_family(family, tmp_path)
+    engine = load(folder, "bfloat16", "int8", max_model_len=128, block_size=4)
+    text, nodes, parents = TEXT[:13], (5, 6, 7, 8, 9, 5), (-1, 0, -1, 1, 2, 4)
+    for sequence_id in (1, 2):
+        engine.add(sequence_id)
+        engine.step([StepItem(sequence_id, 0, text[:-1], 0, GREEDY)])
+    tree = StepItem(1, 12, (text[-1], *nodes), 7, GREEDY, tree_parents=parents)
+    mate = StepItem(3, 0, TEXT[:9], 1, GREEDY)
+    engine.add(3)
+    found = engine.logits([mate, tree])[1:]
+    for node, path in enumerate(node_paths(parents)):
+        for depth, token_id in enumerate((text[-1], *(nodes[step] for step in path))):
+            alone = engine.logits([StepItem(2, 12 + depth, (token_id,), 1, GREEDY)])
+        assert torch.equal(found[node + 1 : node + 2], alone)
+
+
+def test_what_is_kept_of_a_tree_has_the_bits_of_decoding(model_folder: Path) -> None:
+    engine = load(model_folder, "bfloat16", "none", block_size=4, enable_prefix_caching=False)
+    for sequence_id in (1, 2):
+        engine.add(sequence_id)
+        engine.step([StepItem(sequence_id, 0, TEXT[:12], 0, GREEDY)])
+    text = list(TEXT[:13])
+    for _ in range(9):
+        start = len(text) - 1
+        [alone] = engine.step([StepItem(1, start, (text[-1],), 1, GREEDY)])
+        wrong, right = (alone.token_ids[0] + 1) % VOCAB_SIZE, alone.token_ids[0]
+        rows = (text[-1], wrong, 5, right, 6)
+        tree = StepItem(1, start, rows, 5, GREEDY, tree_parents=(-1, 0, -1, 2))
+        [result] = engine.step([tree])
+        assert (result.num_accepted or 0) >= 1
+        text += result.token_ids
+    engine.logits([StepItem(2, 12, tuple(text[12:-1]), 0, GREEDY)])
+    last = [StepItem(n, len(text) - 1, (text[-1],), 1, GREEDY) for n in (1, 2)]
+    assert torch.equal(engine.logits(last[:1]), engine.logits(last[1:]))
+
+
+def test_a_pass_may_have_rows_and_no_sample(model_folder: Path) -> None:
+    engine = load(model_folder, "bfloat16", "none")
+    engine.add(1)
+    assert engine.step([StepItem(1, 0, TEXT, 1, GREEDY, max_rows=20)])[0].cached_len == 20
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

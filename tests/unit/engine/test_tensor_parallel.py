@@ -99,12 +99,18 @@ rows = st.builds(
     num_samples=st.integers(0, 9),
     blocks=st.lists(numbers, max_size=9).map(tuple),
     copied_block=st.none() | numbers,
+    tree_parents=st.lists(st.integers(-1, 63), max_size=9).map(tuple),
 )
 
 
 @given(st.lists(rows, max_size=6))
 def test_rows_survive_packing(items: list[SequenceRows]) -> None:
-    assert tp.unpack_rows(tp.pack_rows(items)) == items
+    assert tp.unpack(tp.pack_rows(items)) == items
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
+def test_moves_survive_packing(slots: list[tuple[int, int]]) -> None:
+    assert tp.unpack(tp.pack_moves(slots)) == tp.Moves(slots)
 
 
 # -- equal to one process -----------------------------------------------------------------------
@@ -163,6 +169,23 @@ def test_two_ranks_equal_one(folder: Path) -> None:
         two.runner.close()
         two.other.join(timeout=10)
         assert two.other.exitcode == 0
+
+
+def test_trees_are_verified_on_all_ranks(folder: Path) -> None:
+    one = alone(folder)
+    prompt, sampling = tuple(range(9)), SamplingParams(temperature=0.8, seed=3)
+    with two_ranks(folder) as two:
+        for engine in (one, two.engine):
+            engine.add(1)
+        [first] = one.step([StepItem(1, 0, (*prompt, 1), 1, sampling)])
+        true = first.token_ids[0]
+        rows, parents = (*prompt, 1, 50, true, 60), (-1, -1, 0)  # the second node is accepted
+        tree = StepItem(1, 0, rows, 4, sampling, tree_parents=parents)
+        [result] = two.engine.step([tree])
+        assert (result.num_accepted, result.cached_len) == (1, 11)
+        assert [result] == one.step([tree])
+        after = [StepItem(1, 11, result.token_ids[-1:], 1, sampling)]
+        torch.testing.assert_close(two.engine.logits(after), one.logits(after), **TOLERANCE)
 
 
 def test_the_oversize_pass_is_one() -> None:

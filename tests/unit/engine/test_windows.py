@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers.masking_utils import sliding_window_causal_mask_function
 
-from paceline.engine.pass_plan import AttentionGroup, SequenceRows, plan_pass
+from paceline.engine.attention_group import AttentionGroup
+from paceline.engine.pass_plan import SequenceRows, plan_pass
 
 BLOCK_SIZE = 4
 

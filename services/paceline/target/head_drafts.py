@@ -1,0 +1,96 @@
+"""Candidates of the target's Medusa heads: when to ask for them, and what becomes of them. Pure.
+
+They hold for the places right behind the tokens of the pass that gave them. It knows sequences and
+the lookahead policy, no pass and no engine.
+"""
+
+from __future__ import annotations
+
+from paceline.config import SpeculationConfig
+from paceline.proposers.base import NOTHING, LocalProposal
+from paceline.proposers.tree import candidate_tree, chain
+from paceline.protocol.acceptance_model import Survivals
+from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy
+from paceline.protocol.messages import REJECTION_MODES
+from paceline.target.head_stats import MAX_HEAD_CANDIDATES, HeadStats, node_survivals
+from paceline.target.sequence import Sequence
+from paceline.target.sources import Source, SourceSet
+
+MAX_HEAD_CLASSES = 64  # of which something is known; one more, and all begin anew
+
+
+class HeadDrafts:
+    """Of one target, whose engine has `num_heads`."""
+
+    def __init__(
+        self, num_heads: int, speculation: SpeculationConfig, policy: LookaheadPolicy
+    ) -> None:
+        self._num_heads = num_heads
+        self.speculation = speculation
+        self.policy = policy
+        self._stats: dict[AcceptanceClass, HeadStats] = {}
+
+    def num_candidates(self, sequence: Sequence) -> int:
+        """Of each head, to ask the next pass for; 0: none. One that may be why a pass failed does
+        without; so does everybody while nothing is to be verified or heads have not paid."""
+        source = None if sequence.sources is None else sequence.sources.get("medusa")
+        if source is None or sequence.is_suspect or not self.policy.ceiling(source.lookahead):
+            return 0
+        if not self.policy.is_fixed(source.lookahead):
+            is_quiet = self.stats(source.lookahead.key).is_quiet
+            if is_quiet or self.policy.profit.deal.is_resting:
+                return 0
+        if not _can_branch(sequence):
+            return 1
+        return min(MAX_HEAD_CANDIDATES, self.speculation.medusa_max_nodes)
+
+    def propose(
+        self, sequence: Sequence, source: Source, most: int
+    ) -> tuple[LocalProposal, Survivals | None]:
+        """A tree where the law of a row depends on what is before it through logits alone, else a
+        chain; at most `most` nodes."""
+        found = sequence.sources
+        heads = () if found is None else found.heads_behind(sequence.session.committed_len)
+        if not heads:
+            return NOTHING, None
+        table = self.stats(source.lookahead.key).table
+        if _can_branch(sequence):
+            num_nodes = min(most, self.speculation.medusa_max_nodes)
+            proposal = candidate_tree(heads, num_nodes, most, table)
+        else:
+            proposal = chain(heads, most)
+        return proposal, node_survivals(proposal, heads, table)
+
+    def end_round(
+        self, sequence: Sequence, found: SourceSet, text: tuple[int, ...], num_draft_tokens: int
+    ) -> bool:
+        """A pass is about to commit `text`, having verified so many proposals; True when heads are
+        to be tried again."""
+        source = found.get("medusa")
+        if source is None:
+            return False
+        stats = self.stats(source.lookahead.key)
+        heads = found.heads_behind(sequence.session.committed_len)
+        if not heads:
+            return stats.is_quiet and stats.rest()
+        stats.learn(heads, text)
+        if source is not found.chosen or not num_draft_tokens:
+            stats.lose()
+        elif not found.is_trying:
+            stats.win()
+        return False
+
+    def stats(self, key: AcceptanceClass) -> HeadStats:
+        stats = self._stats.get(key)
+        if stats is None:
+            if len(self._stats) >= MAX_HEAD_CLASSES:
+                self._stats.clear()
+            stats = self._stats[key] = HeadStats(self._num_heads)
+        return stats
+
+
+def _can_branch(sequence: Sequence) -> bool:
+    session = sequence.session
+    sampling = session.sampling
+    needs_history = sampling.has_penalties or sampling.min_tokens > 0 or bool(sampling.grammar)
+    return session.mode not in REJECTION_MODES and not needs_history

@@ -1,0 +1,284 @@
+"""Proposals made inside the target: by looking texts up, and by Medusa heads. Pure.
+
+A sequence's proposers are made when it first decodes, told what is committed, and dropped with it;
+what they propose is verified instead of the draft's window, which stays as it is. A proposer that
+fails costs its sequence that proposer, never a pass. It knows sequences and the lookahead policy,
+no pass, queue or engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.config import SpeculationConfig
+from paceline.engine.base import EngineInfo, StepResult
+from paceline.methods import LOCAL_SOURCES, ProposalSource
+from paceline.proposers.base import NOTHING, LocalProposal, Proposer
+from paceline.proposers.ngram import NgramProposer
+from paceline.proposers.recent_outputs import RecentOutputs
+from paceline.proposers.suffix import SuffixProposer
+from paceline.proposers.tree import cut
+from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy, SequenceLookahead, Window
+from paceline.sampling.acceptance import Acceptance
+from paceline.target.head_drafts import HeadDrafts
+from paceline.target.lookahead import compared, num_outrun, num_unused, was_foreseen
+from paceline.target.passes import PassEntry
+from paceline.target.sequence import Sequence
+from paceline.target.sources import Source, SourceSet, choose, first_with_any, match, sources_of
+from paceline.target.stats import SchedulerStats
+
+
+class LocalDrafts:
+    """Of one target. `failures`: the first exception of each source, for whoever keeps a log."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        speculation: SpeculationConfig,
+        policy: LookaheadPolicy,
+        stats: SchedulerStats,
+    ) -> None:
+        self._info = info
+        self._speculation = speculation
+        self._policy = policy
+        self._stats = stats
+        self._heads = HeadDrafts(info.num_heads, speculation, policy)
+        self._recent = _recent_outputs(speculation)
+        self._keeps_outputs = False  # somebody has looked texts up in them
+        self.failures: dict[ProposalSource, Exception] = {}
+
+    @property
+    def policy(self) -> LookaheadPolicy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: LookaheadPolicy) -> None:
+        self._policy = self._heads.policy = policy
+
+    def set_speculation(
+        self, speculation: SpeculationConfig, sequences: Iterable[Sequence]
+    ) -> None:
+        """The configuration has changed. Sequences in progress get and lose sources by it; the
+        proposers that they have go on as they were made."""
+        old = self._speculation
+        self._speculation = self._heads.speculation = speculation
+        if _recent_limits(old) != _recent_limits(speculation):
+            self._recent = _recent_outputs(speculation)
+        for sequence in sequences:
+            self.open(sequence)
+
+    # -- a sequence comes and goes ------------------------------------------------------------
+
+    def open(self, sequence: Sequence) -> None:
+        """Give it the sources that its request may use; without the draft's it asks no draft."""
+        asked, found = sequence.request.speculation, sequence.sources
+        names = sources_of(asked.method, self._speculation, self._info.num_heads)
+        names = tuple(name for name in names if name not in sequence.barred_sources)
+        sequence.lookahead.asked = asked.max_tokens if "model" in names else 0
+        self._keeps_outputs |= "suffix" in names
+        if not set(names) - {"model"}:
+            sequence.sources = None
+            return
+        old = {} if found is None else {source.name: source for source in found.sources}
+        sources = [old.get(name) or _source(sequence, name) for name in names]
+        is_auto = (asked.method or self._speculation.method) == "auto"
+        if found is None:
+            sequence.sources = SourceSet(sources, is_auto)
+        else:
+            found.sources, found.is_auto = sources, is_auto
+
+    def close(self, sequence: Sequence) -> None:
+        """It has ended; if its output is whole, later texts may go on like it."""
+        session, request = sequence.session, sequence.request
+        if session.is_finished and self._keeps_outputs:
+            output = session.log.slice(session.prompt_len, session.committed_len)
+            self._recent.add(output, str(request.cache_salt), request.adapter)
+        sequence.sources = None
+
+    def bar(self, sequence: Sequence, entry: PassEntry, is_alone: bool) -> bool:
+        """A pass failed: heads that it asked, or a local source whose proposals it verified for
+        this sequence alone, have no say in it any more. False when there was nothing of that.
+
+        Whose heads it was nobody knows, and who does without only loses time.
+        """
+        source = sequence.source_of(len(entry.draft_token_ids))
+        barred: set[ProposalSource] = {"medusa"} if entry.item.num_head_candidates else set()
+        if is_alone and source in LOCAL_SOURCES:
+            barred.add(source)
+        sequence.barred_sources |= barred
+        if barred:
+            self.open(sequence)
+        return bool(barred)
+
+    # -- before a pass ------------------------------------------------------------------------
+
+    def ask_heads(self, sequence: Sequence) -> None:
+        """Decide whether its next pass asks heads what comes behind the tokens that it commits."""
+        sequence.num_head_candidates = self._heads.num_candidates(sequence)
+
+    def window(self, sequence: Sequence) -> Window:
+        """What its next pass may verify: picks the source."""
+        found = sequence.sources
+        self.ask_heads(sequence)
+        if found is not None:
+            found.chosen, found.is_trying = None, False
+        if sequence.is_suspect:
+            return Window(sequence.lookahead, 0)
+        if found is not None:
+            self._offer(sequence, found)
+        if found is None or not found.sources:
+            return Window(sequence.lookahead, sequence.session.window_len)
+        if found.is_auto:
+            source, found.is_trying = choose(found.sources, self._gain)
+        else:
+            source = first_with_any(found.sources)
+        found.chosen = source
+        if found.is_trying:
+            self._policy.try_once(source.lookahead)
+        return Window(source.lookahead, source.have, source.survivals, source.is_local)
+
+    def begin_verify(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+        """At most `limit` proposals of the source that `window` has picked."""
+        source = None if sequence.sources is None else sequence.sources.chosen
+        if source is None or not source.is_local:
+            return sequence.session.begin_verify(limit)
+        if limit < 1:
+            return sequence.session.begin_verify(0)
+        return sequence.session.begin_verify(limit, cut(source.proposal, limit))
+
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether a pass that begins now has local proposals that are worth their rows."""
+        found = sequence.sources
+        if found is None or sequence.is_suspect or not sequence.is_decoding:
+            return False
+        self._offer(sequence, found)
+        return any(each.is_local and each.have and each.lookahead.cap for each in found.sources)
+
+    def _gain(self, source: Source) -> tuple[float, float]:
+        return self._policy.gain(source.lookahead, source.have, source.survivals)
+
+    def _offer(self, sequence: Sequence, found: SourceSet) -> None:
+        session = sequence.session
+        for source in tuple(found.sources):
+            if not source.is_local:
+                source.have = session.window_len
+                continue
+            if source.offered_at != session.committed_len:
+                source.offered_at = session.committed_len
+                self._propose(sequence, found, source)
+                source.have = len(source.proposal.token_ids)
+            self._policy.aim(source.lookahead, source.survivals)
+
+    def _propose(self, sequence: Sequence, found: SourceSet, source: Source) -> None:
+        session = sequence.session
+        room = session.end_len - session.committed_len - 1
+        most = min(room, self._policy.ceiling(source.lookahead))
+        source.proposal, source.survivals = NOTHING, None
+        if most < 1:
+            return
+        if source.name == "medusa":
+            source.proposal, source.survivals = self._heads.propose(sequence, source, most)
+            return
+        try:
+            source.proposal = self._look_up(sequence, source, most)
+        except Exception as error:  # whatever it is, the text goes on without it
+            self._stats.by_source[source.name].num_failures += 1
+            self.failures.setdefault(source.name, error)
+            sequence.barred_sources.add(source.name)
+            found.sources.remove(source)
+
+    def _look_up(self, sequence: Sequence, source: Source, most: int) -> LocalProposal:
+        log, length = sequence.session.log, sequence.session.committed_len
+        if source.proposer is None:
+            source.proposer = self._proposer(sequence, source.name)
+        source.proposer.extend(log.slice(source.told_len, length))
+        source.told_len = length
+        token_ids = source.proposer.propose(most)[:most]
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
+            raise ValueError(f"{source.name} proposed an id outside of the vocabulary")
+        return LocalProposal(token_ids)
+
+    def _proposer(self, sequence: Sequence, name: ProposalSource) -> Proposer:
+        config, request = self._speculation, sequence.request
+        if name == "ngram":
+            return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return SuffixProposer(
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+            self._recent,
+            str(request.cache_salt),
+            request.adapter,
+        )
+
+    # -- after a pass -------------------------------------------------------------------------
+
+    def end_round(
+        self, sequence: Sequence, entry: PassEntry, result: StepResult, acceptance: Acceptance
+    ) -> int:
+        """Learn from what a pass is about to commit; returns how many proposals of the draft that
+        makes useless. Asked before `commit`.
+
+        What was not verified is compared with the text, where that is a fair test: it costs
+        nothing, and shows that a source which is not chosen is good.
+        """
+        num_draft, num_accepted = len(entry.draft_token_ids), acceptance.num_accepted_tokens
+        text = (*entry.accepted(result, acceptance), acceptance.next_token_id)
+        session, found = sequence.session, sequence.sources
+        source = None if found is None else found.chosen
+        if num_draft and source is not None and source.is_local:
+            num_seen, num_right = compared(session, text)
+            self._policy.end_round(sequence.lookahead, num_seen, num_right)
+            num_learnt, num_useless = num_seen, num_outrun(session, text)
+        else:
+            foreseen = was_foreseen(session, num_draft, acceptance)
+            self._policy.end_round(sequence.lookahead, num_draft, num_accepted, foreseen)
+            num_learnt = num_draft + (foreseen is not None)
+            num_useless = num_unused(session, num_draft, acceptance)
+        if found is not None:
+            for each in found.sources:
+                if each.is_local:
+                    num_learnt_of_it, num_right = match(each.proposal, text)
+                    self._policy.learn(each.lookahead, num_learnt_of_it, num_right)
+                else:
+                    num_learnt_of_it = num_learnt
+                each.num_unlearnt *= not num_learnt_of_it
+            if self._heads.end_round(sequence, found, text, num_draft):
+                self._stats.by_source["medusa"].num_explored += 1
+        self._count(sequence, source)
+        return num_useless
+
+    def keep_heads(self, sequence: Sequence, result: StepResult) -> None:
+        """What the pass that has just committed said of the places behind."""
+        found = sequence.sources
+        if found is not None:
+            found.heads, found.heads_at = result.head_token_ids, sequence.session.committed_len
+
+    def _count(self, sequence: Sequence, source: Source | None) -> None:
+        """Which source the round had, whether it verified any of it or not."""
+        found = sequence.sources
+        if found is not None and source is not None and source.have:
+            counts = self._stats.by_source[source.name]
+            counts.num_chosen += 1
+            counts.num_explored += found.is_trying
+        elif found is None and sequence.lookahead.cap:
+            self._stats.by_source["model"].num_chosen += 1
+
+
+def _source(sequence: Sequence, name: ProposalSource) -> Source:
+    if name == "model":
+        return Source(name, sequence.lookahead)
+    asked, session = sequence.request.speculation, sequence.session
+    traits = (session.mode, session.sampling.temperature, sequence.request.adapter)
+    is_fixed = asked.lookahead == "fixed"
+    lookahead = SequenceLookahead(AcceptanceClass.of(name, *traits), asked.max_tokens, is_fixed)
+    return Source(name, lookahead)
+
+
+def _recent_limits(speculation: SpeculationConfig) -> tuple[int, int]:
+    depth = speculation.suffix_decoding_max_tree_depth
+    return speculation.suffix_decoding_max_cached_tokens, depth
+
+
+def _recent_outputs(speculation: SpeculationConfig) -> RecentOutputs:
+    return RecentOutputs(*_recent_limits(speculation))
