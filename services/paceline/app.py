@@ -24,7 +24,7 @@ _DRAFT_STOP_S = 10
 
 
 def build_app(config: AppConfig) -> Application:
-    """The whole service. With `speculation.method: off` no draft replica is deployed."""
+    """The whole service. Draft replicas only where the pool has them (`draft.deploy`)."""
     gateway = serve.deployment(
         name=GATEWAY,
         max_ongoing_requests=1024,
@@ -52,14 +52,22 @@ def _bind_pool(pool: Pool) -> PoolHandles:
         **_HEALTH,
     )(TargetReplica).bind(config, controller)
     draft = None
-    if config.speculation.method != "off":
+    if pool.offer.has_drafts:
         draft = serve.deployment(
             name=f"{DRAFTS}{pool.suffix}",
             graceful_shutdown_timeout_s=config.draft.drain_timeout_s + _DRAFT_STOP_S,
             logging_config=logging_config,
             **_HEALTH,
         )(DraftReplica).bind(config, controller)
-    return PoolHandles(config.gateway, config.target, target, controller, draft, config.speculation)
+    return PoolHandles(
+        config.gateway,
+        config.target,
+        target,
+        controller,
+        draft,
+        config.speculation,
+        pool.offer,
+    )
 
 
 def _serve_logging(config: LoggingConfig) -> dict[str, str] | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.methods import SOURCES
 from paceline.metrics.catalog import OF_ROLE
 from paceline.metrics.metric import Role
 from paceline.metrics.snapshot import Snapshot, read_snapshot
@@ -73,7 +74,8 @@ class TargetReport:
     `config_error`: why its last `user_config` was not taken.
 
     Since the last beat, None where there is nothing to divide by: `busy_share` of the time that
-    passes took, `tokens_per_s`, `acceptance_rate`. Now: `kv_cache_usage`, the mean number of
+    passes took, `tokens_per_s`, `acceptance_rate`; `sources`: each one's share of the proposals
+    that were verified, without those that have none. Now: `kv_cache_usage`, the mean number of
     proposals in a `window`, `rtt_ms` to its farthest draft, the state of each attached draft's
     circuit breaker, and whether speculation pays (`speculation_state`). `metrics` is everything
     that it counts, since its start.
@@ -109,11 +111,13 @@ class TargetReport:
     speculation_state: str = ""
     breakers: Mapping[str, str] = field(default_factory=dict)
     metrics: Snapshot = field(default_factory=lambda: Snapshot(Role.TARGET))
+    sources: Mapping[str, float] = field(default_factory=dict)
 
     def plain(self) -> Plain:
         return {
             **_flat(self),
             "breakers": dict(self.breakers),
+            "sources": dict(self.sources),
             "metrics": self.metrics.plain(),
             "class_counts": plain_counts(self.class_counts),
             "ceilings": self.ceilings.plain(),
@@ -155,6 +159,7 @@ class TargetReport:
             speculation_state=values.sentence("speculation_state"),
             breakers=values.words("breakers", MAX_BREAKERS),
             metrics=read_snapshot(values.get("metrics"), Role.TARGET, OF_ROLE[Role.TARGET]),
+            sources=values.figures("sources", SOURCES),
         )
 
 

@@ -5,7 +5,7 @@ What is too long is cut where the rest is of use, and refused where it is not (n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 MAX_NAME_CHARS = 256
 MAX_SENTENCE_CHARS = 500
@@ -52,6 +52,14 @@ class Values:
         if not all(isinstance(v, str) and len(v) <= MAX_NAME_CHARS for pair in items for v in pair):
             raise ReportError(f"{key} must hold texts of at most {MAX_NAME_CHARS} characters")
         return dict(items)
+
+    def figures(self, key: str, known: Collection[str]) -> dict[str, float]:
+        """A number for each of some of the `known` names; what another release knows is left
+        out."""
+        data = self._data.get(key, {})
+        if not isinstance(data, Mapping):
+            raise ReportError(f"{key} must hold names and numbers")
+        return {name: _number(data[name], key) for name in known if name in data}
 
     def sentence(self, key: str) -> str:
         return str(self._data.get(key, ""))[:MAX_SENTENCE_CHARS]

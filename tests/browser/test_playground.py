@@ -65,7 +65,7 @@ def rows(page: Any) -> list[str]:
 
 def row_of(each: dict[str, Any]) -> str:
     bar = ", ".join(f"{stage.replace('_', ' ')} {each[f'{stage}_ms']:.1f} ms" for stage in STAGES)
-    counts = (each["round"], each["num_speculative_tokens"])
+    counts = (each["round"], each["source"] or "-", each["num_speculative_tokens"])
     accepted = f"{each['accepted']} of {each['proposed']}"
     numbers = [f"{each[f'{name}_ms']:.1f}" for name in (*STAGES, "wall")]
     return "|".join([*map(str, counts), accepted, bar, *numbers])
@@ -330,3 +330,19 @@ def test_a_service_with_keys(open_page: Any) -> None:
         page.reload()
         page.wait_for_selector("#model option", state="attached")
         assert page.input_value("#key") == KEY
+
+
+def test_the_method_is_asked_for_and_a_refusal_is_shown(site: str, open_page: Any) -> None:
+    watched = open_page(site)
+    page = watched.page
+    fill(page)
+    page.select_option("#method", "model")
+    run(page)
+    assert page.inner_text("#summary").endswith(IDENTICAL)
+    drafted, alone = map(Stream, watched.answers)
+    assert drafted.body["speculation"]["method"] == "model"
+    assert alone.body["speculation"]["method"] == "off"
+    assert ", model" in page.inner_text("#settings-now")
+    page.select_option("#method", "medusa")
+    run(page)
+    assert "this model has no Medusa heads" in page.inner_text("#error")

@@ -152,6 +152,11 @@ async def test_sums_agree_with_each_other(service: Service) -> None:
         counts = [per_pos[position] for position in sorted(per_pos, key=int)]
         assert sum(counts) == accepted <= page.total(f"{SPEC}_draft_tokens_total", replica=target)
         assert counts == sorted(counts, reverse=True)
+        for what in ("drafts", "draft_tokens", "accepted_tokens"):
+            by_source = page.by(f"{SPEC}_{what}_per_source_total", "source", replica=target)
+            assert by_source["model"] == page.total(f"{SPEC}_{what}_total", replica=target)
+            assert set(by_source) == {"model", "ngram", "suffix", "medusa"}
+            assert sum(by_source.values()) == by_source["model"]
         rounds = page.total("paceline_rounds_total", replica=target)
         chosen = "paceline_round_num_speculative_tokens"
         assert page.total(f"{chosen}_count", replica=target) == rounds

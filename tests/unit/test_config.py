@@ -31,6 +31,7 @@ def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
 def test_there_are_serve_files() -> None:
     assert [path.name for path in SERVE_FILES] == [
         "autoscale.yaml",
+        "ngram.yaml",
         "smollm2-tp3.yaml",
         "smollm2.yaml",
         "toy.yaml",
@@ -133,7 +134,7 @@ def test_the_defaults_run_the_toy_model() -> None:
         ({"draft": {"model": {"device": "cuda:-1"}}}, "'cuda:-1' is no device"),
         ({"draft": {"model": {"device": "CPU"}}}, "'CPU' is no device"),
         ({"targets": {}}, "Extra inputs are not permitted"),
-        ({"speculation": {"method": "magic"}}, "Input should be 'model' or 'off'"),
+        ({"speculation": {"method": "magic"}}, "'hybrid', 'auto' or 'off'"),
     ],
 )
 def test_contradictions_are_refused(data: dict[str, object], message: str) -> None:

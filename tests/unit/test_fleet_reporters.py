@@ -133,6 +133,29 @@ def test_rates_are_those_since_the_last_beat(target):
     assert (third.busy_share, third.tokens_per_s, third.acceptance_rate) == (0.0, 0.0, None)
 
 
+def test_sources_are_shares_of_the_proposals_since_the_last_beat(target):
+    counts = target.scheduler.stats.by_source
+    assert target.beat().sources == {}
+    counts["model"].num_draft_tokens, counts["suffix"].num_draft_tokens = 6, 2
+    assert target.beat().sources == {"model": 0.75, "suffix": 0.25}
+    counts["suffix"].num_draft_tokens = 5
+    assert target.beat().sources == {"suffix": 1.0}
+    assert target.beat().sources == {}
+
+
+def test_every_source_has_its_counts(target):
+    counts = target.scheduler.stats.by_source["suffix"]
+    counts.num_rounds, counts.num_draft_tokens, counts.num_accepted_tokens = 2, 8, 5
+    counts.num_chosen, counts.num_explored, counts.num_failures = 4, 3, 1
+    metrics = target.beat().metrics
+    families = (
+        catalog.DRAFTS_PER_SOURCE, catalog.DRAFT_TOKENS_PER_SOURCE, catalog.ACCEPTED_PER_SOURCE,
+        catalog.CHOSEN_PER_SOURCE, catalog.EXPLORED_PER_SOURCE, catalog.FAILURES_PER_SOURCE,
+    )  # fmt: skip
+    assert [metrics.get(metric, "suffix") for metric in families] == [2, 8, 5, 4, 3, 1]
+    assert {metrics.get(m, s) for m in families for s in ("model", "ngram", "medusa")} == {0.0}
+
+
 def test_what_is_so_now(target):
     plain = target.reporter.report(1, next(target.times), {"a": 1500, "b": 2500})
     report = TargetReport.read(plain)

@@ -51,7 +51,7 @@ TARGET = TargetReport(
     Ceilings(6, None, 4),
     Explanation({"rtt_us": 500.0, "gain": -0.5}, (Choice(2.0, 6, 2.5, 25e3),), 0, "it pays"),
     "unknown key x", 25.5, 0.5, 0.75, 31.5, 0.625, 2.5, 1.25, "drafting", {"d": "dark"},
-    snapshot(Role.TARGET, target_catalog.ROUNDS),
+    snapshot(Role.TARGET, target_catalog.ROUNDS), {"ngram": 0.25, "model": 0.75},
 )  # fmt: skip
 DRAFT = DraftReport(
     "d", "boot", 7, 128, 3, ("host:1", "host:2"), True, 0.5, 99, 3.25, 2.5, 12.5,
@@ -150,9 +150,19 @@ def test_metrics_of_another_release_are_left_out_and_the_report_is_taken():
     assert TargetReport.read({**TARGET.plain(), "metrics": None}).num_running == 3
 
 
+def test_sources_of_another_release_are_left_out():
+    plain = TARGET.plain()
+    report = TargetReport.read({**plain, "sources": {"oracle": 0.5, "suffix": 0.5}})
+    assert report.sources == {"suffix": 0.5}
+    del plain["sources"]
+    assert TargetReport.read(plain).sources == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"sources": 3}, "sources"),
+        ({"sources": {"ngram": "x"}}, "sources"),
         ({"breakers": 3}, "breakers"),
         ({"breakers": {"d": 3}}, "breakers"),
         ({"busy_share": "x"}, "busy_share"),

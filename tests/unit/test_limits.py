@@ -28,6 +28,7 @@ from paceline.gateway.tokenizer import ToyTokenizer
 from tests.unit.cli.limits import CLI_CONSTANTS
 from tests.unit.engine.medusa_limits import MEDUSA_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
+from tests.unit.methods_limits import METHODS_LIMITS, METHODS_NOT_A_LIMIT
 from tests.unit.metrics.limits import METRICS_CONSTANTS
 from tests.unit.proposers.limits import PROPOSER_CONSTANTS, PROPOSER_LIMITS
 from tests.unit.target.limits import TARGET_CONSTANTS
@@ -44,6 +45,7 @@ LIMITS: dict[str, str] = {
     **TRACING_LIMITS,
     **AUDIT_LIMITS,
     **PROPOSER_LIMITS,
+    **METHODS_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -142,6 +144,7 @@ LIMITS: dict[str, str] = {
 NOT_A_LIMIT: dict[str, str] = {
     **TRACING_NOT_A_LIMIT,
     **AUDIT_NO_LIMITS,
+    **METHODS_NOT_A_LIMIT,
     "gateway.served_model_name": "name",
     "gateway.max_tokens_default": "default",
     "gateway.isolates_prefix_cache": "switch",

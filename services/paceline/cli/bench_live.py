@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.errors import ConfigError
+from paceline.methods import SpeculationMethod
 
 if TYPE_CHECKING:
     from paceline.bench.live import LiveConfig
@@ -98,7 +99,10 @@ Speculation = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
-Method = Annotated[Literal["model", "off"] | None, typer.Option(rich_help_panel=_SPECULATION)]
+Method = Annotated[
+    SpeculationMethod | None,
+    typer.Option(help="Where proposals come from.", rich_help_panel=_SPECULATION),
+]
 NumDraftTokens = Annotated[
     int | None,
     typer.Option("--k", min=0, help="Most draft tokens in a pass.", rich_help_panel=_SPECULATION),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.options import DEFAULT_URL, ApiKey, Url
+from paceline.cli.options import DEFAULT_URL, ApiKey, Method, Url
 
 Prompt = Annotated[
     str | None, typer.Argument(help="One question; without it, a conversation or stdin.")
@@ -33,6 +33,7 @@ def chat(
     temperature: Temperature = None,
     seed: Seed = None,
     max_tokens: MaxTokens = None,
+    method: Method = None,
     no_draft: NoDraft = False,
     show_rounds: ShowRounds = False,
     as_json: AsJson = False,
@@ -41,10 +42,10 @@ def chat(
     """Talk to a running service; tokens are colored by where they came from.
 
     \b
-      green   accepted: the draft's token, confirmed by the target
+      green   accepted: a proposed token, confirmed by the target
       yellow  recovered: the target's token in place of a rejected one
       cyan    bonus: the target's own token after a full acceptance
-      plain   no draft took part
+      plain   nothing was proposed
 
     \b
     Examples:
@@ -54,8 +55,10 @@ def chat(
     """
     from paceline.cli.chat_session import Settings
     from paceline.cli.chat_talk import run
+    from paceline.errors import ConfigError
 
-    settings = Settings(
-        model, system, temperature, seed, max_tokens, not no_draft, None, show_rounds
-    )
+    if no_draft and method not in (None, "off"):
+        raise ConfigError(f"--no-draft is --method off: it contradicts --method {method}")
+    method = "off" if no_draft else method
+    settings = Settings(model, system, temperature, seed, max_tokens, method, None, show_rounds)
     run(prompt, url, api_key, settings, as_json)

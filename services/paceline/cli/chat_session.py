@@ -9,14 +9,16 @@ from typing import Any
 
 from paceline.cli.demo_stream import Answer
 from paceline.cli.values import Json
+from paceline.methods import METHODS, SpeculationMethod
 
 COMMAND_PREFIX = "/"
 # A service reads so many bytes at most anyway; a conversation that long has lost its beginning.
 MAX_TURNS = 254
 MAX_SPECULATION = 64
 HELP = (
-    "/system TEXT sets the system prompt (no TEXT: none), /speculation off|on|K how far the draft "
-    "runs, /clear forgets the conversation. Ctrl-C stops an answer, Ctrl-D ends."
+    "/system TEXT sets the system prompt (no TEXT: none), /speculation off|on|K|METHOD how many "
+    "tokens are proposed, and from where, /clear forgets the conversation. Ctrl-C stops an answer, "
+    "Ctrl-D ends."
 )
 
 
@@ -29,7 +31,7 @@ class Settings:
     temperature: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
-    speculates: bool = True
+    method: SpeculationMethod | None = None
     # Most proposals of a block; None: as far as the service thinks that it pays.
     max_draft_tokens: int | None = None
     shows_rounds: bool = False
@@ -90,24 +92,31 @@ class ChatSession:
 
     def _speculation(self) -> Json:
         options = self.settings
-        if not options.speculates:
-            return {"method": "off", "include_rounds": True}
-        limit = options.max_draft_tokens
-        return {"include_rounds": True} | ({} if limit is None else {"max_tokens": limit})
+        chosen: Json = {"method": options.method, "include_rounds": True}
+        if options.method != "off":
+            chosen["max_tokens"] = options.max_draft_tokens
+        return {name: value for name, value in chosen.items() if value is not None}
 
     def _set_speculation(self, value: str) -> str:
         options = self.settings
         if value == "off":
-            options.speculates = False
-            return "The draft is not asked."
+            options.method = "off"
+            return "Nothing is proposed."
         if value == "on":
-            options.speculates, options.max_draft_tokens = True, None
-            return "The draft runs as far as the service thinks that it pays."
+            options.method, options.max_draft_tokens = None, None
+            return "The service chooses: as many proposals as it thinks that it pays."
+        if value in METHODS:
+            options.method = next(method for method in METHODS if method == value)
+            return f"The method is {value}."
         is_count = value.isascii() and value.isdigit() and 1 <= len(value) <= 2
         if not is_count or not 1 <= int(value) <= MAX_SPECULATION:
-            return f"/speculation off, on, or the most tokens of a block: 1 to {MAX_SPECULATION}."
-        options.speculates, options.max_draft_tokens = True, int(value)
-        return f"The draft proposes at most {int(value)} tokens at a time."
+            return (
+                f"/speculation off, on, the most tokens of a block (1 to {MAX_SPECULATION}), or a "
+                f"method: {', '.join(METHODS[:-1])}."
+            )
+        options.method = None if options.method == "off" else options.method
+        options.max_draft_tokens = int(value)
+        return f"At most {int(value)} tokens are proposed at a time."
 
 
 def answer_json(model: str, question: str, answer: Answer) -> dict[str, Any]:
@@ -125,6 +134,7 @@ def answer_json(model: str, question: str, answer: Answer) -> dict[str, Any]:
         "rounds": len(answer.rounds),
         "proposed": answer.num_proposed,
         "accepted": answer.num_accepted,
+        "sources": answer.sources,
         "acceptance_rate": answer.acceptance_rate,
         "mean_acceptance_length": answer.mean_acceptance_length,
     }

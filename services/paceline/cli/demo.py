@@ -20,6 +20,7 @@ from paceline.cli.demo_stream import (
     stream_chat,
 )
 from paceline.errors import ConfigError, PacelineError
+from paceline.methods import LOCAL_SOURCES
 
 WITH_DRAFT: dict[str, Any] = {"include_rounds": True}
 WITHOUT_DRAFT: dict[str, Any] = {"method": "off"}
@@ -36,19 +37,28 @@ def on_this_machine(
     config: Path, port: int, request: DemoRequest, max_rows: int, api_key: str = ""
 ) -> bool:
     """Start the service, run the demo, stop the service. True when both texts are identical."""
+    from paceline.cli import servefile
     from paceline.cli.serve import started
 
+    _check(request)
     if not config.is_file():
         raise ConfigError(f"{config} is not there; name a Serve YAML with --config")
     with started(config, None, port) as (url, _):
-        return at(url, request, max_rows, api_key)
+        offer = servefile.load(config).pools[0].offer
+        return at(url, request, max_rows, api_key, offer.has_drafts)
 
 
-def at(url: str, request: DemoRequest, max_rows: int, api_key: str = "") -> bool:
-    """Run the demo against a running service. True when both texts are identical."""
+def at(
+    url: str, request: DemoRequest, max_rows: int, api_key: str = "", has_drafts: bool = True
+) -> bool:
+    """Run the demo against a running service. True when both texts are identical.
+
+    `has_drafts`: proposals may come from a draft replica, which is waited for.
+    """
+    _check(request)
     try:
         with client(url, api_key) as http:
-            return _run(http, request, max_rows)
+            return _run(http, request, max_rows, has_drafts)
     except httpx.HTTPError as error:
         raise PacelineError(f"no answer from {url}: {error}") from error
 
@@ -66,18 +76,24 @@ def client(url: str, api_key: str, timeout_s: float = REQUEST_TIMEOUT_S) -> http
         raise PacelineError(f"no answer from {url}: {error}") from error
 
 
-def _run(http: httpx.Client, request: DemoRequest, max_rows: int) -> bool:
+def _check(request: DemoRequest) -> None:
+    if request.method == "off":
+        raise ConfigError("the demo compares with no speculation: --method off leaves nothing")
+
+
+def _run(http: httpx.Client, request: DemoRequest, max_rows: int, has_drafts: bool) -> bool:
     model = model_name(http)
-    _warm_up(http, model, request)
+    with_draft = WITH_DRAFT | ({} if request.method is None else {"method": request.method})
+    _warm_up(http, model, request, with_draft, has_drafts)
     out.print(demo_view.legend())
     out.print(f"\n[bold]{model}[/], the same prompt twice.")
     out.print(f"> {request.prompt}\n", style="bold", markup=False)
-    drafted = _ask(http, model, request, WITH_DRAFT)
+    drafted = _ask(http, model, request, with_draft)
     out.print(demo_view.rounds_table(drafted.rounds, max_rows))
-    out.print("\nAgain, without the draft:\n")
+    out.print("\nAgain, without speculation:\n")
     alone = _ask(http, model, request, WITHOUT_DRAFT)
     out.print(demo_view.summary_table(drafted, alone))
-    if drafted.tokens_per_s < alone.tokens_per_s:
+    if drafted.tokens_per_s < alone.tokens_per_s and drafted.sources.keys() <= {"model"}:
         out.print(SLOWER)
     if drafted.text == alone.text:
         return True
@@ -95,13 +111,22 @@ def _ask(
     return answer
 
 
-def _warm_up(http: httpx.Client, model: str, request: DemoRequest) -> None:
+def _warm_up(
+    http: httpx.Client,
+    model: str,
+    request: DemoRequest,
+    with_draft: dict[str, Any],
+    has_drafts: bool,
+) -> None:
     """Short requests until a draft takes part, so that the first pass's costs are not measured."""
     short = replace(request, max_tokens=WARM_UP_TOKENS)
     stream_chat(http, short.body(model, WITHOUT_DRAFT), _ignore)
+    if not has_drafts or request.method in LOCAL_SOURCES:
+        stream_chat(http, short.body(model, with_draft), _ignore)
+        return
     deadline = time.monotonic() + DRAFT_WAIT_S
     while time.monotonic() < deadline:
-        if stream_chat(http, short.body(model, WITH_DRAFT), _ignore).num_proposed:
+        if stream_chat(http, short.body(model, with_draft), _ignore).num_proposed:
             return
     err.print("no draft has joined: both answers come from the target alone")
 

@@ -11,20 +11,27 @@ from typing import Any
 import httpx
 
 from paceline.errors import PacelineError
+from paceline.methods import SpeculationMethod
 
 REQUEST_TIMEOUT_S = 600.0
 EVENT_PREFIX = "data:"
 LAST_EVENT = "[DONE]"
+# Of a round, whatever release the service is of.
+_ROUND_NAMES = (
+    "round", "num_speculative_tokens", "proposed", "accepted", "draft_ms", "wire_ms", "queue_ms",
+    "verify_ms",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """What the demo asks, with and without the draft."""
+    """What the demo asks, with and without speculation; `method`: None is the service's own."""
 
     prompt: str
     max_tokens: int
     temperature: float
     seed: int
+    method: SpeculationMethod | None = None
 
     def body(self, model: str, speculation: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -49,7 +56,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One pass of the target over what the draft had proposed by then."""
+    """One pass of the target over what had been proposed by then; by whom: `source`, empty where
+    there was nothing."""
 
     round: int
     num_speculative_tokens: int
@@ -59,6 +67,7 @@ class Round:
     wire_ms: float
     queue_ms: float
     verify_ms: float
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -89,6 +98,17 @@ class Answer:
     @property
     def num_accepted(self) -> int:
         return sum(r.accepted for r in self.rounds)
+
+    @property
+    def sources(self) -> dict[str, list[int]]:
+        """Of each source of proposals: how many were accepted, and of how many."""
+        found: dict[str, list[int]] = {}
+        for item in self.rounds:
+            if item.source:
+                counts = found.setdefault(item.source, [0, 0])
+                counts[0] += item.accepted
+                counts[1] += item.proposed
+        return found
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -154,9 +174,9 @@ def _take(chunk: dict[str, Any], answer: Answer) -> list[Piece]:
     for choice in choices:
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
     speculation = chunk.get("speculation") or {}
-    names = Round.__slots__
     for item in speculation.get("rounds", []):
-        answer.rounds.append(Round(**{name: item[name] for name in names}))
+        known = {name: item[name] for name in _ROUND_NAMES}
+        answer.rounds.append(Round(**known, source=str(item.get("source", ""))))
     if pieces := speculation.get("pieces"):
         return [Piece(item["text"], item["origin"]) for item in pieces]
     return [Piece(text, "plain") for text in deltas if text]

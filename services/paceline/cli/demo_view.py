@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.demo_stream import Answer, Piece, Round
+from paceline.cli.values import NOTHING, word
 
 STYLES = {"accepted": "green", "recovered": "yellow", "bonus": "cyan"}
 LEGEND = {
-    "accepted": "the draft's token, confirmed by the target",
+    "accepted": "a proposed token, confirmed by the target",
     "recovered": "the target's token in place of a rejected one",
     "bonus": "the target's extra token after a full acceptance",
 }
@@ -22,7 +23,7 @@ def legend() -> Text:
     text = Text()
     for origin, meaning in LEGEND.items():
         text.append(f"{origin:>9}", style=STYLES[origin]).append(f"  {meaning}\n")
-    return text.append("    plain  the target's token; no draft had arrived")
+    return text.append("    plain  the target's token; nothing was proposed")
 
 
 def show_piece(console: Console, piece: Piece) -> None:
@@ -36,17 +37,20 @@ def show_piece(console: Console, piece: Piece) -> None:
 def rounds_table(rounds: list[Round], max_rows: int) -> Table:
     """The first `max_rows` rounds (0: all), then the sums and means over every round."""
     table = Table(title="rounds: one pass of the target each (times in ms)", title_justify="left")
-    for heading in ("round", "K", "proposed", "accepted", "draft", "wire", "queue", "verify"):
+    table.add_column("round", justify="right")
+    table.add_column("source")
+    for heading in ("K", "proposed", "accepted", "draft", "wire", "queue", "verify"):
         table.add_column(heading, justify="right")
     shown = rounds[:max_rows] if max_rows else rounds
     for r in shown:
-        counts = (r.round, r.num_speculative_tokens, r.proposed, r.accepted)
+        source = Text(word(r.source or NOTHING))
+        counts = (r.num_speculative_tokens, r.proposed, r.accepted)
         times = (r.draft_ms, r.wire_ms, r.queue_ms, r.verify_ms)
-        table.add_row(*map(str, counts), *(f"{ms:.1f}" for ms in times))
+        table.add_row(str(r.round), source, *map(str, counts), *(f"{ms:.1f}" for ms in times))
     if hidden := len(rounds) - len(shown):
-        table.add_row(f"+{hidden}", *["..."] * 7)
+        table.add_row(f"+{hidden}", *["..."] * 8)
     table.add_section()
-    table.add_row("all", "", *_totals(rounds))
+    table.add_row("all", "", "", *_totals(rounds))
     return table
 
 

@@ -92,10 +92,14 @@ def _examine_file(file: ServeFile, url: str) -> Iterator[Finding]:
     from paceline.cli import cluster, doctor_checks
     from paceline.cli import doctor_facts as facts
     from paceline.cli import doctor_machine as machine
+    from paceline.cli.doctor_methods import check_heads, check_methods
 
     known, pools, gpus = facts.deployments(file), facts.pools(file), facts.gpus()
     yield from doctor_checks.check_models(pools, gpus, facts.free_ram())
-    models = [model for pool in pools for model in pool.models]
+    for pool in file.pools:
+        yield check_methods(pool.name, pool.offer)
+        yield from check_heads(pool)
+    models = [model for found in pools for model in found.models]
     yield machine.check_cpus(models, gpus, facts.num_cpus())
     http = file.schema.http_options
     here = cluster.base_url(http.host, http.port)

@@ -244,7 +244,7 @@ def check_kv_blocks(model: ModelFacts) -> list[Finding]:
 def check_pair(pool: PoolFacts) -> list[Finding]:
     target, draft = pool.target, pool.draft
     if draft is None:
-        return [Finding(f"{target.key} + draft", "ok", "speculation.method is off: no draft")]
+        return [Finding(f"{target.key} + draft", "ok", "no draft model")]
     findings = []
     name = f"{target.key} + draft"
     if target.is_builtin != draft.is_builtin:

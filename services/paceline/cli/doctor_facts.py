@@ -169,7 +169,7 @@ def _pool_facts(pool: Pool, known: Sequence[Deployment]) -> PoolFacts:
         f"{pool.where}target.model", app.target.model, app.target.max_num_seqs, targets
     )
     draft = None
-    if app.speculation.method == "model":
+    if pool.offer.has_drafts:
         # More sequences than all targets run can never be drafted for.
         num_seqs = min(app.draft.max_sessions, targets.num_replicas * app.target.max_num_seqs)
         drafts = _named(known, DRAFTS + pool.suffix)

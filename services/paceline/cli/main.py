@@ -19,6 +19,7 @@ from paceline.cli.dashboards import dashboards
 from paceline.cli.distill import distill
 from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
+from paceline.cli.options import Method
 from paceline.cli.simulate import simulate
 from paceline.cli.top import top
 from paceline.cli.trace import trace
@@ -106,6 +107,7 @@ def demo(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same text.")] = 1,
+    method: Method = None,
     rows: Annotated[int, typer.Option(min=0, help="Rows of the round table; 0 is all.")] = 24,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     config: Annotated[Path, typer.Option(help="The Serve YAML to start.")] = DEMO_CONFIG,
@@ -119,17 +121,18 @@ def demo(
         ),
     ] = "",
 ) -> None:
-    """Stream a chat with its tokens colored by origin, then compare with no draft.
+    """Stream a chat with its tokens colored by origin, then compare with no speculation.
 
     \b
     Examples:
       paceline demo
       paceline demo --prompt "Write a haiku." --url http://127.0.0.1:8000
+      paceline demo --method suffix
     """
     from paceline.cli.demo import at, on_this_machine
     from paceline.cli.demo_stream import DemoRequest
 
-    request = DemoRequest(prompt, max_tokens, temperature, seed)
+    request = DemoRequest(prompt, max_tokens, temperature, seed, method)
     if url:
         identical = at(url, request, rows, api_key)
     else:

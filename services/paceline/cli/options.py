@@ -6,9 +6,15 @@ from typing import Annotated
 
 import typer
 
+from paceline.methods import SpeculationMethod
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_ENV = "PACELINE_API_KEY"
 
+Method = Annotated[
+    SpeculationMethod | None,
+    typer.Option(help="Where proposals come from; default: as the service is configured."),
+]
 Url = Annotated[str, typer.Option(help="The service, as in http://127.0.0.1:8000.")]
 ApiKey = Annotated[
     str,

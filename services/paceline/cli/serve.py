@@ -57,7 +57,7 @@ def prefetch(file: servefile.ServeFile) -> None:
             elif source not in models.BUILTIN_SOURCES:
                 folders[source] = models.resolve(source)
     for pool in file.pools:
-        if pool.config.speculation.method == "model":
+        if pool.offer.has_drafts:
             _check_tokenizers(folders, pool)
 
 
@@ -87,7 +87,11 @@ def _check_heads(pool: Pool) -> None:
     """As above. Heads on the Hub are in the local cache afterwards."""
     target = pool.config.target
     if target.medusa and target.model.source not in models.BUILTIN_SOURCES:
-        resolve_medusa(target.medusa)
+        try:
+            resolve_medusa(target.medusa)
+        except ConfigError as error:
+            said = str(error).removeprefix("target.medusa ")
+            raise ConfigError(f"{pool.where}target.medusa: {said}") from error
 
 
 def _check_tokenizers(folders: Mapping[str, Path], pool: Pool) -> None:

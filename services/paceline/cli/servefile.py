@@ -37,7 +37,7 @@ class ServeFile:
     def sources(self) -> list[str]:
         """Every model that the file names, once, targets first."""
         models = [pool.config.target.model.source for pool in self.pools]
-        models += [pool.config.draft.model.source for pool in self.pools]
+        models += [p.config.draft.model.source for p in self.pools if p.offer.has_drafts]
         return list(dict.fromkeys(models))
 
     @property
@@ -103,7 +103,7 @@ def _unknown_deployments(
             continue
         kind, suffix = deployment_kind(deployment.name)
         if kind == DRAFTS and any(pool.suffix == suffix for pool in app.pools):
-            hint = "there are no drafts where speculation.method is off"
+            hint = _no_drafts(next(p for p in app.pools if p.suffix == suffix))
         else:
             close = difflib.get_close_matches(deployment.name, app.deployments, n=1)
             hint = (
@@ -111,6 +111,13 @@ def _unknown_deployments(
             )
         problems.append(f"{where}: no deployment is called {deployment.name} ({hint})")
     return problems
+
+
+def _no_drafts(pool: Pool) -> str:
+    """Why there are no draft replicas."""
+    if pool.config.draft.deploy == "never":
+        return "there are no drafts where draft.deploy is never"
+    return f"there are no drafts where speculation.method is {pool.config.speculation.method}"
 
 
 def _user_config_problems(

@@ -16,6 +16,8 @@ from paceline.cli.fleet_pools import pools
 from paceline.cli.top_data import History, Look, Rates, link_state
 from paceline.cli.values import (
     NOTHING,
+    SOURCE_LEGEND,
+    SOURCE_LETTERS,
     Json,
     dicts,
     figure,
@@ -131,6 +133,8 @@ def _pool(pool: Json, width: int) -> list[RenderableType]:
         hidden = max(whole(pool.get(f"num_{name}")), len(items)) - min(len(items), MAX_ROWS)
         if hidden > 0:
             parts.append(Text(f"and {hidden} more {name}", style="dim"))
+    if any(_sources(target) != NOTHING for target in targets[:MAX_ROWS]):
+        parts.append(Text(SOURCE_LEGEND, style="dim"))
     notes = {word(item["config_error"]) for item in [pool, *targets] if item.get("config_error")}
     parts += [Text(note, style="bold red") for note in sorted(notes)]
     parts += [
@@ -160,6 +164,7 @@ def _target_columns(drafts: list[Json], width: int) -> list[_Column]:
         _Column("K", lambda target: fixed(number(target.get("num_speculative_tokens")), 1)),
         _Column("win", lambda target: fixed(number(target.get("window")), 1)),
         _Column("acc", lambda target: _share(target.get("acceptance_rate"))),
+        _Column("src", _sources),
         _Column("batch", lambda target: fixed(number(target.get("batch")), 1)),
         _Column("ms", lambda target: _positive(target.get("pass_ms"))),
         _Column("rtt", lambda target: _positive(target.get("rtt_ms"))),
@@ -188,6 +193,15 @@ def _draft_columns(targets: list[Json]) -> list[_Column]:
 def _named(replica: Json) -> str:
     draining = " (draining)" if replica.get("is_draining") is True else ""
     return short_name(replica.get("replica_id")) + draining
+
+
+def _sources(target: Json) -> str:
+    """The letters of the sources that made proposals lately, most of them first."""
+    shares = target.get("sources")
+    known = shares if isinstance(shares, dict) else {}
+    found = {source: number(known.get(source)) or 0.0 for source in SOURCE_LETTERS}
+    used = sorted((source for source in found if found[source] > 0), key=lambda s: -found[s])
+    return "".join(SOURCE_LETTERS[source] for source in used) or NOTHING
 
 
 def _rests(target: Json) -> bool:

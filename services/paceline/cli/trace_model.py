@@ -68,6 +68,11 @@ class Round:
         return min(self.span.count("paceline.accepted"), self.proposed)
 
     @property
+    def source(self) -> str:
+        """What made the proposals; empty where there were none, or nobody said."""
+        return self.span.text("paceline.source")
+
+    @property
     def num_tokens(self) -> int:
         return self.span.count("paceline.num_tokens")
 
@@ -192,6 +197,7 @@ def _round_json(item: Round) -> dict[str, Any]:
         "round": item.number,
         "wall_ms": item.wall_ms,
         **{f"{stage.span_name}_ms": item.ms(stage) for stage in _JSON_ORDER},
+        "source": item.source,
         "proposed": item.proposed,
         "accepted": item.accepted,
     }

@@ -321,6 +321,7 @@ def _data(request: Request, rounds: Iterable[Round]) -> str:
 _ATTRIBUTES = {
     "paceline.num_tokens": "tokens",
     "paceline.k": "K",
+    "paceline.source": "source",
     "paceline.batch_size": "batch",
     "paceline.num_rows": "rows of the pass",
     "paceline.limit_position": "limit",

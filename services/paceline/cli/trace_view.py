@@ -16,12 +16,13 @@ from rich.text import Text
 from paceline.cli.demo_view import STYLES
 from paceline.cli.trace_bars import axis, bar
 from paceline.cli.trace_model import LANES, STAGES, Request, Round
-from paceline.cli.values import fixed, percent, word
+from paceline.cli.values import NOTHING, fixed, percent, word
 from paceline.round_times import Stage
 
 MAX_ROWS = 40  # of more rounds the middle is left out
 MAX_MARKS = 16  # tokens of a round that have a mark each
 PIPE_BAR, MIN_BAR = 60, 16
+SOURCE_COLUMNS = len("source")
 LEGEND_GAP = "   "
 COLORS = {
     Stage.WIRE_BACK: "bright_yellow",
@@ -66,10 +67,11 @@ class _View:
         self._has_colors = console.color_system is not None and not is_ascii
         self._marks = ASCII if is_ascii else Marks()
         self._is_several = len(request.choices) > 1
+        self._has_sources = any(item.source for item in rounds)
         self._scale_ns = max((item.times.wall for item in rounds), default=0) or 1
         longest = max((len(item.tokens(MAX_MARKS)) for item in rounds), default=0)
         self._marks_columns = max(len("tokens"), longest)
-        used = len(self._columns(["", "", "", ""], Text(), ""))
+        used = len(self._columns([""] * 5, Text(), ""))
         self._columns_all = console.width if console.is_terminal else used + PIPE_BAR
         self._bar_columns = max(MIN_BAR, self._columns_all - used)
 
@@ -81,7 +83,7 @@ class _View:
         if not self._rounds:
             yield Text("No file has a round of it.")
             return
-        heading = self._columns(["round", "choice", "K", "kept"], Text("tokens"), "ms")
+        heading = self._columns(["round", "choice", "source", "K", "kept"], Text("tokens"), "ms")
         yield heading.append(axis(self._scale_ns, self._bar_columns))
         for item in self._shown():
             yield item if isinstance(item, Text) else self._row(item)
@@ -133,17 +135,20 @@ class _View:
         yield line
 
     def _columns(self, cells: Sequence[str], marks: Text, ms: str) -> Text:
-        number, choice, k, kept = cells
+        number, choice, source, k, kept = cells
         text = Text(f"{number:>5} ")
         if self._is_several:
             text.append(f"{choice:>6} ")
+        if self._has_sources:
+            text.append(f"{source[:SOURCE_COLUMNS]:<{SOURCE_COLUMNS}} ")
         text.append(f"{k:>3} {kept:>7}  ")
         text.append_text(marks).append(" " * (self._marks_columns - len(marks)))
         return text.append(f" {ms:>7}  ")
 
     def _row(self, item: Round) -> Text:
         kept = f"{item.accepted}/{item.proposed}"
-        cells = [str(item.number), str(item.choice), str(item.num_speculative_tokens), kept]
+        k = str(item.num_speculative_tokens)
+        cells = [str(item.number), str(item.choice), word(item.source or NOTHING), k, kept]
         text = self._columns(cells, self._marks_of(item), f"{item.wall_ms:.1f}")
         return text.append_text(self._halves(item) if self._has_colors else self._letters(item))
 

@@ -13,6 +13,9 @@ from typing import Any
 Json = dict[str, Any]
 
 NOTHING = "-"
+# Sources of proposals, where there is room for a letter only.
+SOURCE_LETTERS = {"model": "m", "ngram": "n", "suffix": "s", "medusa": "h"}
+SOURCE_LEGEND = "src: m draft model, n ngram, s suffix, h Medusa heads"
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -25,6 +25,7 @@ from paceline.config.names import (
     deployment_suffix,
 )
 from paceline.config.observability import TracingConfig
+from paceline.config.offered import Offer
 from paceline.config.pool import PoolConfig, check_names, check_pool, pool_path
 from paceline.config.rejection_log import RejectionLogConfig
 from paceline.config.replicas import ControllerConfig, DraftConfig, TargetConfig
@@ -41,6 +42,7 @@ __all__ = [
     "GatewayConfig",
     "LoggingConfig",
     "ModelConfig",
+    "Offer",
     "Pool",
     "PoolConfig",
     "RejectionLogConfig",
@@ -95,9 +97,9 @@ class AppConfig(Section):
 
     @model_validator(mode="after")
     def _consistent_pools(self) -> AppConfig:
-        check_pool("", self.target, self.draft, self.gateway, self.rpc)
+        check_pool("", self, self.gateway, self.rpc)
         for name, pool in self.models.items():
-            check_pool(pool_path(name), pool.target, pool.draft, self.gateway, self.rpc)
+            check_pool(pool_path(name), pool, self.gateway, self.rpc)
         return self
 
     @property
@@ -151,8 +153,11 @@ class Pool:
     config: AppConfig
 
     @property
+    def offer(self) -> Offer:
+        """What its requests may ask for."""
+        return Offer.of(self.config.target, self.config.draft, self.config.speculation)
+
+    @property
     def deployments(self) -> tuple[str, ...]:
-        """Without speculation there are no drafts."""
-        has_drafts = self.config.speculation.method != "off"
-        kinds = (TARGETS, *([DRAFTS] if has_drafts else []), CONTROLLER)
+        kinds = (TARGETS, *([DRAFTS] if self.offer.has_drafts else []), CONTROLLER)
         return tuple(f"{kind}{self.suffix}" for kind in kinds)

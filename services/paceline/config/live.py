@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from paceline.config import AppConfig
 from paceline.config.names import CONTROLLER, TARGETS, deployment_kind
+from paceline.config.offered import SWITCHED_OFF, Offer
 from paceline.config.replicas import ControllerConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
+from paceline.methods import SpeculationMethod
 
 
 class LiveTargetConfig(Section):
     """`user_config` of TargetReplica. What it says of K holds for requests in progress too."""
 
-    method: Literal["model", "off"] | None = Field(None, description="speculation.method")
+    method: SpeculationMethod | None = Field(None, description="speculation.method")
     lookahead: Literal["adaptive", "fixed"] | None = Field(
         None, description="speculation.lookahead"
     )
@@ -37,6 +39,25 @@ class LiveTargetConfig(Section):
     max_lone_wait_ms: float | None = Field(
         None, ge=0.0, le=1000.0, description="speculation.max_lone_wait_ms"
     )
+
+    @staticmethod
+    def of(user_config: Any, offer: Offer, where: str = "") -> LiveTargetConfig:
+        """For a target that has what `offer` says; `where`: the path of its pool's settings.
+        Raises ValidationError."""
+        context = {"offer": offer, "where": where}
+        return LiveTargetConfig.model_validate(user_config, context=context)
+
+    @field_validator("method")
+    @classmethod
+    def _offered(
+        cls, method: SpeculationMethod | None, info: ValidationInfo
+    ) -> SpeculationMethod | None:
+        offer, where = (info.context or {}).get("offer"), (info.context or {}).get("where", "")
+        if method is None or offer is None or not (reason := offer.why_not(method)):
+            return method
+        if reason == SWITCHED_OFF:
+            reason = f"args.{where}speculation.method is off: choose another one there"
+        raise ValueError(reason)
 
     def apply(self, base: SpeculationConfig) -> SpeculationConfig:
         """`base` with what is given here; raises what a bad combination raises."""
@@ -64,12 +85,7 @@ def check_user_config(deployment: str, user_config: Any, config: AppConfig) -> N
     kind, suffix = deployment_kind(deployment)
     pool = next((pool for pool in config.pools if pool.suffix == suffix), None)
     if kind == TARGETS and pool is not None:
-        live = LiveTargetConfig.model_validate(user_config)
-        if pool.config.speculation.method == "off" and live.method == "model":
-            raise ValueError(
-                f"method: args.{pool.where}speculation.method is off, so there are no draft "
-                "replicas: set it to model there"
-            )
+        live = LiveTargetConfig.of(user_config, pool.offer, pool.where)
         live.apply(pool.config.speculation)
     elif kind == CONTROLLER and pool is not None:
         LiveControllerConfig.model_validate(user_config).apply(config.controller)

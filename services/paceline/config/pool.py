@@ -6,16 +6,20 @@ What holds for one pool is checked here for all of them, under the path that nam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from paceline.config.gateway import GatewayConfig
 from paceline.config.names import TARGETS, deployment_suffix
+from paceline.config.offered import check_method, has_drafts
 from paceline.config.replicas import DraftConfig, TargetConfig
 from paceline.config.rpc import RpcConfig
 from paceline.config.section import Section
 from paceline.config.speculation import SpeculationConfig
+
+if TYPE_CHECKING:
+    from paceline.config import AppConfig
 
 # An OpenSession carries a sequence's whole text: no token id needs more bytes than this on the
 # wire, and the rest of the message (1024 logit biases are most of it) fits into the slack.
@@ -48,14 +52,18 @@ def pool_path(model: str) -> str:
 
 
 def check_pool(
-    where: str, target: TargetConfig, draft: DraftConfig, gateway: GatewayConfig, rpc: RpcConfig
+    where: str, pool: PoolConfig | AppConfig, gateway: GatewayConfig, rpc: RpcConfig
 ) -> None:
     """Raises ValueError for settings of a pool that contradict what all pools share."""
+    target, draft = pool.target, pool.draft
+    check_method(where, target, draft, pool.speculation)
     if gateway.target_silence_s <= 2 * target.alive_interval_s:
         raise ValueError(f"gateway.target_silence_s must be > 2 * {where}target.alive_interval_s")
     # One pass queues at most a verdict and an open or close per sequence.
     if rpc.max_outbox_messages < 2 * target.max_num_seqs:
         raise ValueError(f"rpc.max_outbox_messages must be >= 2 * {where}target.max_num_seqs")
+    if not has_drafts(draft, pool.speculation):
+        return
     lengths = {
         f"{where}target.model.max_model_len": target.model.max_model_len,
         f"{where}draft.model.max_model_len": draft.model.max_model_len,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator, model_validator
 
 from paceline.config.model import ModelConfig
@@ -69,6 +71,11 @@ class DraftConfig(Section):
     """A disposable replica that runs ahead."""
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="the small model")
+    deploy: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="auto: drafts where speculation.method is model, hybrid or auto; always: for "
+        "requests that ask for them, too; never: no draft model at all",
+    )
     max_sessions: int = Field(128, ge=1, description="sequences over all targets; beyond it BUSY")
     max_rows_per_pass: int = Field(512, ge=16, description="token rows in one draft pass")
     session_idle_s: float = Field(

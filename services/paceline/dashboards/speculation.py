@@ -12,6 +12,7 @@ from paceline.metrics import target_catalog as target
 from paceline.metrics.metric import Metric
 
 _REPLICA = "{{replica}}"
+_SOURCE = "{{source}}"
 
 
 def _by_replica(above: Metric, below: Metric) -> str:
@@ -128,6 +129,57 @@ WINDOWS = Row(
     ),
 )  # fmt: skip
 
+SOURCES = Row(
+    "Where proposals come from",
+    (
+        Panel(
+            "Acceptance by source",
+            "Accepted share of the proposals of each source: model is the draft replica's, the "
+            "others are made inside the target.",
+            (
+                Line(
+                    ratio(
+                        Q.per_s(target.ACCEPTED_PER_SOURCE, "source"),
+                        Q.per_s(target.DRAFT_TOKENS_PER_SOURCE, "source"),
+                    ),
+                    _SOURCE,
+                ),
+            ),
+            p.RATIO, width=6, high=1.0,
+        ),
+        Panel(
+            "Accepted tokens by source",
+            "Tokens per second that each source has brought.",
+            (Line(Q.per_s(target.ACCEPTED_PER_SOURCE, "source"), _SOURCE),),
+            p.TOKENS_S, width=6, is_stacked=True,
+        ),
+        Panel(
+            "Chosen",
+            "Passes of sequences per second by their source; what auto only tried is a part.",
+            (
+                Line(Q.per_s(target.CHOSEN_PER_SOURCE, "source"), _SOURCE),
+                Line(Q.per_s(target.EXPLORED_PER_SOURCE, "source"), "tried: {{source}}"),
+            ),
+            p.OPS_S, width=6,
+        ),
+        Panel(
+            "Proposals per round by source",
+            "Mean number of proposals in the rounds that had some; broken proposers beside it.",
+            (
+                Line(
+                    ratio(
+                        Q.per_s(target.DRAFT_TOKENS_PER_SOURCE, "source"),
+                        Q.per_s(target.DRAFTS_PER_SOURCE, "source"),
+                    ),
+                    _SOURCE,
+                ),
+                Line(f"{Q.per_s(target.FAILURES_PER_SOURCE, 'source')} > 0", "broken: {{source}}"),
+            ),
+            p.SHORT, width=6,
+        ),
+    ),
+)  # fmt: skip
+
 WASTE = Row(
     "What becomes of proposals",
     (
@@ -165,5 +217,5 @@ SPECULATION = Dashboard(
     "Paceline / Speculation",
     "What speculation brings, how windows fill, and where proposals go.",
     (MODEL, REPLICA),
-    (WORTH, WINDOWS, WASTE),
+    (WORTH, WINDOWS, SOURCES, WASTE),
 )

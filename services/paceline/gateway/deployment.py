@@ -25,6 +25,7 @@ from paceline.config import (
     AuditConfig,
     GatewayConfig,
     LoggingConfig,
+    Offer,
     SpeculationConfig,
     TargetConfig,
     TracingConfig,
@@ -55,6 +56,7 @@ class PoolHandles:
     controller: Any
     draft: Any = None
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    offer: Offer = field(default_factory=Offer)
 
 
 @serve.ingress()
@@ -123,7 +125,14 @@ def served_models(pool: PoolHandles) -> list[ServedModel]:
     has_reasoning = {"auto": None, "think": True, "none": False}[config.reasoning_format]
     tokenizer = load_tokenizer(source, config.chat_template, tool_format, has_reasoning)
     targets = ServeTargetClient(pool.target)
-    base = ServedModel(name, tokenizer, targets, model.max_model_len, speculation=pool.speculation)
+    base = ServedModel(
+        name,
+        tokenizer,
+        targets,
+        model.max_model_len,
+        speculation=pool.speculation,
+        offer=pool.offer,
+    )
     adapters = [replace(base, name=a, adapter=a, parent=name) for a in pool.config.adapters]
     return [base, *adapters]
 

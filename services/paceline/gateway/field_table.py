@@ -161,9 +161,10 @@ OTHER_NESTED_FIELDS = (
         FieldRow(f"structured_outputs.{way}", _H, _H)
         for way in ("json", "regex", "choice", "grammar", "json_object")
     ),
+    FieldRow("speculation.method", _H, _H, "400 for one that the model has no drafts or heads for"),
     *(
         FieldRow(f"speculation.{name}", _H, _H)
-        for name in ("method", "max_tokens", "mode", "lookahead", "include_rounds")
+        for name in ("max_tokens", "mode", "lookahead", "include_rounds")
     ),
 )
 

@@ -27,6 +27,7 @@ from paceline.gateway import fields
 from paceline.gateway.parameters import COMPLETION_NEUTRAL, NeutralParameter, drop_neutral
 from paceline.gateway.sentences import reason as reason_of
 from paceline.gateway.structured import StructuredFields
+from paceline.methods import SpeculationMethod
 from paceline.sampling.params import (
     MAX_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -60,7 +61,7 @@ class StreamOptions(Body):
 class SpeculationOptions(Body):
     """Our extension: how speculation works for this request, and whether to show it."""
 
-    method: Literal["model", "off"] | None = None
+    method: SpeculationMethod | None = None
     max_tokens: int | None = Field(None, ge=0, le=_MAX_INT32)
     mode: Literal["greedy", "coupled", "rejection", "block"] | None = None
     lookahead: Literal["adaptive", "fixed"] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.gateway.responses import Json
+from paceline.methods import SOURCES
 
 _INT: Json = {"type": "integer", "minimum": 0}
 _NUM: Json = {"type": "number"}
@@ -113,6 +114,7 @@ SCHEMAS: Mapping[str, Json] = {
                 _object(
                     {
                         "round": _INT,
+                        "source": {"enum": list(SOURCES)},
                         "num_speculative_tokens": _INT,
                         "proposed": _INT,
                         "accepted": _INT,
@@ -251,7 +253,7 @@ FIELDS: Mapping[str, Json] = {
     "guided_grammar": {"description": "vLLM's: a grammar"},
     "structured_outputs": {"description": "vLLM's: an object with one of json, regex, choice, ..."},
     "speculation": {"description": "ours: how drafts work for this request"},
-    "method": {"description": "off: no draft is asked"},
+    "method": {"description": "where proposals come from; off: nowhere, null: the deployment's"},
     "mode": {"description": "how proposals are verified; it must fit the temperature"},
     "lookahead": {"description": "fixed: always as many proposals as max_tokens says"},
     "include_rounds": {"description": "show rounds with their times and tokens with their origin"},

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from paceline.config import GatewayConfig
+from paceline.config import GatewayConfig, Offer
 from paceline.errors import RequestError
 from paceline.gateway.chat import ChatBody, ToolOffer
 from paceline.gateway.echo import token_offsets
@@ -42,6 +42,7 @@ BODY_TYPES: Mapping[Endpoint, type[GenerationBody]] = {
     Endpoint.COMPLETIONS: CompletionBody,
     Endpoint.CHAT: ChatBody,
 }
+DEFAULT_OFFER = Offer()
 # Of the served models, in the sentence of a 404.
 MAX_NAMED_MODELS = 3
 ID_PREFIXES: Mapping[Endpoint, str] = {Endpoint.COMPLETIONS: "cmpl", Endpoint.CHAT: "chatcmpl"}
@@ -112,6 +113,7 @@ class Planner:
         max_model_len: int,
         model: str | None = None,
         adapter: str = "",
+        offer: Offer = DEFAULT_OFFER,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -119,6 +121,7 @@ class Planner:
         self._reader = PromptReader(tokenizer, max_model_len, config.max_messages)
         self._model = config.served_model_name if model is None else model
         self._adapter = adapter
+        self._offer = offer
 
     def plans(
         self, body: GenerationBody, answer_id: str, random_seeds: Sequence[int]
@@ -130,6 +133,7 @@ class Planner:
         if body.model != self._model:
             raise model_not_found(body.model, [self._model])
         check_num_choices(self._config, body)
+        self._check_method(body)
         self._check_stop(body.stop)
         self._check_logprobs(body)
         self._check_token_ids(body.stop_token_ids, "stop_token_ids")
@@ -249,7 +253,7 @@ class Planner:
             sampling=_sampling(body, random_seed, grammar),
             stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids)),
             speculation=SpeculationRequest(
-                method=speculation.method or "model",
+                method=speculation.method,
                 max_tokens=speculation.max_tokens,
                 mode=VerificationMode(speculation.mode) if speculation.mode else None,
                 lookahead=speculation.lookahead,
@@ -268,6 +272,15 @@ class Planner:
         if text is None:
             text = self._tokenizer.decode(ids)
         return text, () if body.num_logprobs is None else token_offsets(ids, text, self._tokenizer)
+
+    def _check_method(self, body: GenerationBody) -> None:
+        method = body.speculation.method if body.speculation else None
+        if method is not None and (reason := self._offer.why_not(method)):
+            raise RequestError(
+                f"'speculation.method' cannot be '{method}': {reason}.",
+                "speculation.method",
+                "unsupported_parameter",
+            )
 
     def _check_stop(self, stops: list[str]) -> None:
         if len(stops) > self._config.max_stop_strings:

@@ -2,7 +2,7 @@
 
 A `RequestLog` lives in the request's ASGI scope. Whoever learns something notes it there; the edge
 writes it when the request has ended, however it has. Has no text, no token and nothing else of
-what a client chose but its request id.
+what a client chose but its request id and `speculation.method`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paceline.gateway.answer import Answer
 from paceline.gateway.assembler import RoundText, total
 from paceline.gateway.plan import Plan
 from paceline.logs import RequestIds
+from paceline.methods import ProposalSource, SpeculationMethod
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class RequestLog:
         self._first_token_s: float | None = None
         self._is_stream = False
         self._answers: Sequence[Answer] = ()
+        self._method: SpeculationMethod | None = None
+        self._sources: set[ProposalSource] = set()
 
     def begin_answer(
         self, plans: Sequence[Plan], answers: Sequence[Answer], arrived_s: float
@@ -52,6 +55,7 @@ class RequestLog:
         token counts from then. What is logged about the request from now on knows its answer's id,
         too."""
         self._is_stream, self._answers, self._arrived_s = plans[0].is_stream, answers, arrived_s
+        self._method = plans[0].request.speculation.method
         self.ids = replace(self.ids, completion_id=plans[0].answer_id)
         return self.ids
 
@@ -59,6 +63,8 @@ class RequestLog:
         """A round as the client gets it."""
         if self._first_token_s is None and item.delta.token_ids:
             self._first_token_s = now_s
+        if item.delta.source:
+            self._sources.add(item.delta.source)
 
     def write(self, method: str, route: str, status: int, now_s: float) -> None:
         """`route`: as the routes spell it, never what the client asked for; `status`: 0 when no
@@ -87,6 +93,8 @@ class RequestLog:
             "prompt_tokens": usage.num_prompt_tokens,
             "cached_tokens": usage.num_cached_tokens,
             "completion_tokens": usage.num_completion_tokens,
+            "method": self._method,
+            "sources": sorted(self._sources),
             "rounds": usage.num_rounds,
             "proposed": usage.num_draft_tokens,
             "accepted": usage.num_accepted_tokens,

@@ -74,6 +74,7 @@ def speculation_body(plan: Plan, rounds: Sequence[RoundText]) -> Json:
 def _round_body(delta: RoundDelta) -> Json:
     return {
         "round": delta.round,
+        "source": delta.source,
         "num_speculative_tokens": delta.num_speculative_tokens,
         "proposed": delta.num_draft_tokens,
         "accepted": delta.num_accepted_tokens,

@@ -71,7 +71,12 @@ class GatewayService:
         self.started_s = int(clock())
         self._planners = {
             model.name: Planner(
-                config, model.tokenizer, model.max_model_len, model.name, model.adapter
+                config,
+                model.tokenizer,
+                model.max_model_len,
+                model.name,
+                model.adapter,
+                model.offer,
             )
             for model in models
         }

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.config import SpeculationConfig
+from paceline.config import Offer, SpeculationConfig
 from paceline.gateway.failover import target_lost
 from paceline.gateway.tokenizer import Tokenizer
 from paceline.generation import GenerateRequest, RoundDelta
@@ -47,7 +47,7 @@ class ServedModel:
 
     `adapter` names a LoRA adapter of the pool's targets, and `parent` the served model that it
     adapts; empty: the model itself. Several served models may share a pool, and then its
-    `targets` and `tokenizer`. `speculation` is the pool's.
+    `targets` and `tokenizer`. `speculation` and `offer` are the pool's.
     """
 
     name: str
@@ -57,6 +57,7 @@ class ServedModel:
     adapter: str = ""
     parent: str = ""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    offer: Offer = field(default_factory=Offer)
 
 
 async def next_delta(

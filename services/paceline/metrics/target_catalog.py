@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.methods import SOURCES
 from paceline.metrics.metric import Declare, Metric, Role
 
 # Accepted tokens at this place of a block and behind it are counted together.
@@ -19,6 +20,7 @@ QUEUE_S_BUCKETS = (
 ENDINGS = ("finished", "aborted", "failed", "queue_timeout")
 GAINS = ("predicted", "measured")
 SPECULATION_STATES = ("drafting", "control", "open", "half_open")
+PROPOSAL_SOURCES = tuple(source for source in SOURCES if source)
 BREAKER_STATES = ("closed", "dark", "probing")
 LINK_EVENTS = ("attached", "drained", "dark", "outlawed", "probed", "restored")
 SESSION_EVENTS = (
@@ -46,8 +48,15 @@ _counter, _gauge, _histogram = _TARGET.counter, _TARGET.gauge, _TARGET.histogram
 
 # -- speculation --------------------------------------------------------------------------------
 
+
+def _of_source(name: str, what: str, unit: str) -> Metric:
+    """A counter with a series for each source of proposals."""
+    name = f"{name}_per_source"
+    return _counter(name, what, unit, labels=("source",), values=PROPOSAL_SOURCES)
+
+
 NUM_DRAFTS = _counter(
-    "spec_decode_num_drafts", "Rounds that verified proposals of a draft.", "rounds"
+    "spec_decode_num_drafts", "Rounds that verified proposals, of whatever source.", "rounds"
 )
 NUM_DRAFT_TOKENS = _counter(
     "spec_decode_num_draft_tokens", "Proposals that were verified.", "tokens"
@@ -60,6 +69,31 @@ ACCEPTED_PER_POS = _counter(
     f"Proposals accepted, by their place in the block; {MAX_POSITION}: there and behind.",
     "tokens",
     labels=("position",),
+)
+DRAFTS_PER_SOURCE = _of_source(
+    "spec_decode_num_drafts", "Rounds that verified proposals of this source.", "rounds"
+)
+DRAFT_TOKENS_PER_SOURCE = _of_source(
+    "spec_decode_num_draft_tokens", "Proposals that were verified.", "tokens"
+)
+ACCEPTED_PER_SOURCE = _of_source(
+    "spec_decode_num_accepted_tokens", "Proposals that were accepted.", "tokens"
+)
+CHOSEN_PER_SOURCE = _of_source(
+    "spec_decode_num_chosen",
+    "Passes of a sequence in which this was its source, proposals or not; under the method auto "
+    "the policy chose it.",
+    "passes",
+)
+EXPLORED_PER_SOURCE = _of_source(
+    "spec_decode_num_explored",
+    "Those of them in which auto tried it without expecting it to be the best.",
+    "passes",
+)
+FAILURES_PER_SOURCE = _of_source(
+    "spec_decode_num_failures",
+    "Proposers that raised, each of which its sequence goes on without.",
+    "proposers",
 )
 ROUNDS = _counter("rounds", "Passes of a sequence that committed tokens.", "rounds")
 PLAIN_ROUNDS = _counter(
@@ -215,9 +249,11 @@ BREAKER_STATE = _gauge(
 )
 
 TARGET_METRICS: tuple[Metric, ...] = (
-    NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, ACCEPTED_PER_POS, ROUNDS, PLAIN_ROUNDS,
-    REJECTED_ROUNDS, MAX_K, K_CHOSEN, WASTED_TOKENS, WANTED_TOKENS, MISSING_TOKENS, LONE_HOLDS,
-    PREDICTED_TOKENS, PREDICTED_SECONDS, MEASURED_TOKENS, MEASURED_SECONDS, GAIN,
+    NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, ACCEPTED_PER_POS, DRAFTS_PER_SOURCE,
+    DRAFT_TOKENS_PER_SOURCE, ACCEPTED_PER_SOURCE, CHOSEN_PER_SOURCE, EXPLORED_PER_SOURCE,
+    FAILURES_PER_SOURCE, ROUNDS, PLAIN_ROUNDS, REJECTED_ROUNDS, MAX_K, K_CHOSEN, WASTED_TOKENS,
+    WANTED_TOKENS, MISSING_TOKENS, LONE_HOLDS, PREDICTED_TOKENS, PREDICTED_SECONDS,
+    MEASURED_TOKENS, MEASURED_SECONDS, GAIN,
     SPECULATION_STATE, PASSES, FAILED_PASSES, BUSY_SECONDS, PASS_SECONDS, PASS_ROWS,
     TARGET_TOKENS, RUNNING, WAITING, QUEUE_TIME, ENDED, KV_USAGE, KV_BLOCKS, PREFIX_QUERIES,
     PREFIX_HITS, PREEMPTIONS, TARGET_LIMITS, DRAFT_LINKS, LINK_EVENT, SESSION_EVENT, MESSAGES,

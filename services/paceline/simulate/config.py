@@ -208,6 +208,10 @@ class SimulateConfig(Section):
     def _matching_mode(cls, speculation: SpeculationConfig) -> SpeculationConfig:
         if speculation.mode != "coupled":
             raise ValueError("only greedy and coupled verification are simulated")
+        if speculation.method not in ("model", "off"):
+            raise ValueError(
+                f"method {speculation.method} is not simulated: only model and off are"
+            )
         return speculation
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import ray
@@ -16,7 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from paceline import serve_logs
-from paceline.config import AppConfig
+from paceline.config import AppConfig, Offer
 from paceline.config.live import LiveTargetConfig
 from paceline.controller_client import HeartbeatLoop
 from paceline.errors import RequestError
@@ -72,10 +73,11 @@ class TargetReplica:
         self._reporter = FleetReporter(self._driver.scheduler, replica_id, boot_id, self.address)
         model_name = config.gateway.served_model_name
         self._ray_metrics = RayExporter({"model_name": model_name, "replica": replica_id})
+        offer = Offer.of(config.target, config.draft, config.speculation)
         self._live = LiveConfig(
             serve.get_replica_context().deployment,
             config.speculation,
-            LiveTargetConfig.model_validate,
+            partial(LiveTargetConfig.of, offer=offer),
             self._driver.scheduler.set_speculation,
         )
         self._heartbeats = HeartbeatLoop(

@@ -16,6 +16,7 @@ from paceline.fleet_reports import (
     guidance,
     read_guidance,
 )
+from paceline.methods import ProposalSource
 from paceline.metrics.metric import Role
 from paceline.metrics.snapshot import Snapshot
 from paceline.protocol.lookahead import Explanation, Guidance
@@ -44,6 +45,7 @@ class FleetReporter:
         self._num_beats = 0
         self._before = _Counts()
         self._before_s: float | None = None
+        self._proposed: dict[ProposalSource, int] = {}
         self.config_error = ""
         self.snapshot = Snapshot(Role.TARGET)
 
@@ -89,7 +91,15 @@ class FleetReporter:
             speculation_state=policy.profit.deal.state.value,
             breakers=scheduler.drafts.pool.breaker_states(),
             metrics=self.snapshot,
+            sources=self._sources(),
         ).plain()
+
+    def _sources(self) -> dict[str, float]:
+        """Shares of the proposals since the last beat."""
+        now = {s: c.num_draft_tokens for s, c in self._scheduler.stats.by_source.items()}
+        since = {source: count - self._proposed.get(source, 0) for source, count in now.items()}
+        self._proposed, num = now, sum(since.values())
+        return {source: count / num for source, count in since.items() if count}
 
     def _window(self) -> float:
         """Mean number of proposals that wait for a pass, over the running sequences."""

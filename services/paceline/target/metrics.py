@@ -51,10 +51,24 @@ def _put_speculation(snapshot: Snapshot, scheduler: Scheduler) -> None:
     for position, count in enumerate(stats.accepted_per_pos):
         if count or position < most:
             put(catalog.ACCEPTED_PER_POS, count, str(position))
+    _put_sources(snapshot, scheduler)
     put(catalog.K_CHOSEN, stats.chosen)
     num_dropped = scheduler.drafts.counts["dropped_tokens"]
     put(catalog.WASTED_TOKENS, stats.num_unused_tokens + num_dropped)
     put(catalog.LONE_HOLDS, stats.num_holds)
+
+
+def _put_sources(snapshot: Snapshot, scheduler: Scheduler) -> None:
+    for source, counts in scheduler.stats.by_source.items():
+        for metric, count in (
+            (catalog.DRAFTS_PER_SOURCE, counts.num_rounds),
+            (catalog.DRAFT_TOKENS_PER_SOURCE, counts.num_draft_tokens),
+            (catalog.ACCEPTED_PER_SOURCE, counts.num_accepted_tokens),
+            (catalog.CHOSEN_PER_SOURCE, counts.num_chosen),
+            (catalog.EXPLORED_PER_SOURCE, counts.num_explored),
+            (catalog.FAILURES_PER_SOURCE, counts.num_failures),
+        ):
+            snapshot.put(metric, count, source)
 
 
 def _put_policy(snapshot: Snapshot, scheduler: Scheduler, explanation: Explanation | None) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from paceline.errors import RequestError
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.methods import ProposalSource
 from paceline.round_times import Stage, segments
 from paceline.target.intake import living_outputs
 from paceline.target.round_clock import PassRecord, PassTimes, RoundRecord
@@ -44,6 +45,7 @@ class RoundFacts(NamedTuple):
     num_accepted_tokens: int
     num_tokens: int
     has_window: bool
+    source: ProposalSource = ""
 
     @staticmethod
     def of(delta: RoundDelta) -> RoundFacts:
@@ -54,6 +56,7 @@ class RoundFacts(NamedTuple):
             delta.num_accepted_tokens,
             len(delta.token_ids),
             delta.window_ms > 0,
+            delta.source,
         )
 
 
@@ -295,6 +298,8 @@ class ChoiceTrace:
             "paceline.epoch": record.epoch,
             "paceline.replica_id": self._tracer.replica_id,
         }
+        if facts.source:
+            attributes["paceline.source"] = facts.source
         if record.draft_replica_id:
             attributes["paceline.draft_replica_id"] = record.draft_replica_id
         if record.passes:

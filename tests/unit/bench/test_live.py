@@ -208,7 +208,7 @@ async def test_a_comparison_takes_turns_with_the_same_requests(gateway: Gateway)
     )
     # One warm-up a side, then A B, B A, A B of three requests each.
     methods = [request.speculation.method for request in gateway.targets.requests[2:]]
-    assert methods == ["model"] * 3 + ["off"] * 6 + ["model"] * 6 + ["off"] * 3
+    assert methods == [None] * 3 + ["off"] * 6 + [None] * 6 + ["off"] * 3
     seeds = [request.sampling.seed for request in gateway.targets.requests[2:]]
     first, second, third = [7, 8, 9], [10, 11, 12], [13, 14, 15]
     assert seeds == [*first, *first, *second, *second, *third, *third]

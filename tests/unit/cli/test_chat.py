@@ -56,6 +56,7 @@ def test_one_answer_as_text_and_as_json(url: str) -> None:
     assert found["completion_tokens"] == 20
     assert found["proposed"] >= found["accepted"] > 0
     assert found["acceptance_rate"] == found["accepted"] / found["proposed"]
+    assert set(found["sources"]) <= {"model"}
     text = chat("hello", *ASKED, "--url", url)
     assert text.exit_code == 0
     shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in found["text"])
@@ -67,6 +68,28 @@ def test_no_draft_is_the_same_text_without_proposals(url: str) -> None:
     with_draft, alone = answer_of("hello", url=url), answer_of("hello", "--no-draft", url=url)
     assert alone["text"] == with_draft["text"]
     assert (alone["proposed"], alone["acceptance_rate"]) == (0, None)
+    assert answer_of("hello", "--method", "off", url=url)["proposed"] == 0
+
+
+def test_the_method_is_asked_of_the_service(url: str) -> None:
+    refused = chat("hello", *ASKED, "--method", "medusa", "--url", url)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "'speculation.method' cannot be 'medusa': this model has no Medusa heads." in (
+        refused.stderr
+    )
+    both = chat("hello", "--method", "ngram", "--no-draft", "--url", url)
+    assert both.stderr == "error: --no-draft is --method off: it contradicts --method ngram\n"
+
+
+def test_a_count_keeps_the_method_and_ends_off() -> None:
+    talk = session()
+    for line in ("/speculation ngram", "/speculation 3"):
+        talk.command(line)
+    chosen = {"method": "ngram", "include_rounds": True, "max_tokens": 3}
+    assert talk.body("q")["speculation"] == chosen
+    for line in ("/speculation off", "/speculation 3"):
+        talk.command(line)
+    assert talk.body("q")["speculation"] == {"include_rounds": True, "max_tokens": 3}
 
 
 def test_a_pipe_is_the_question(url: str) -> None:
@@ -170,10 +193,12 @@ def test_the_oldest_turns_are_forgotten_in_pairs() -> None:
 @pytest.mark.parametrize(
     ("line", "said", "sent"),
     [
-        ("/speculation off", "not asked", {"method": "off", "include_rounds": True}),
-        ("/speculation on", "as far as", {"include_rounds": True}),
-        ("/speculation 3", "at most 3", {"include_rounds": True, "max_tokens": 3}),
-        ("/speculation 64", "at most 64", {"include_rounds": True, "max_tokens": 64}),
+        ("/speculation off", "Nothing is proposed", {"method": "off", "include_rounds": True}),
+        ("/speculation on", "as many proposals as", {"include_rounds": True}),
+        ("/speculation 3", "At most 3", {"include_rounds": True, "max_tokens": 3}),
+        ("/speculation suffix", "is suffix", {"method": "suffix", "include_rounds": True}),
+        ("/speculation eagle", "model, ngram, suffix, medusa", {"include_rounds": True}),
+        ("/speculation 64", "At most 64", {"include_rounds": True, "max_tokens": 64}),
         ("/speculation 65", "1 to 64", {"include_rounds": True}),
         ("/speculation 0", "1 to 64", {"include_rounds": True}),
         ("/speculation \u0663", "1 to 64", {"include_rounds": True}),
@@ -263,7 +288,7 @@ def test_a_conversation_at_a_terminal(url: str) -> None:
         terminal.wait_for("proposals accepted")
         assert GREEN in terminal.shown, "no token is green"
         terminal.say("/speculation off\r")
-        terminal.wait_for("The draft is not asked.")
+        terminal.wait_for("Nothing is proposed.")
         before = len(terminal.shown)
         terminal.say("again\r")
         terminal.wait_for("20 tokens")

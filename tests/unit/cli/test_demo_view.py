@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
@@ -44,16 +45,18 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 
 
 def rounds(number: int) -> list[Round]:
-    return [Round(i + 1, 4, 2, 1, 1.0, 0.5, 0.25, 8.0) for i in range(number)]
+    return [Round(i + 1, 4, 2, 1, 1.0, 0.5, 0.25, 8.0, "model") for i in range(number)]
 
 
 def test_the_table_has_one_row_per_round_and_the_sums() -> None:
-    lines = rendered(demo_view.rounds_table([*rounds(2), Round(3, 4, 0, 0, 0, 0, 0, 5)], 0))
+    drafted, plain = rounds(2), Round(3, 4, 0, 0, 0, 0, 0, 5)
+    drafted[1] = replace(drafted[1], source="suffix")
+    lines = rendered(demo_view.rounds_table([*drafted, plain], 0))
     cells = [line.strip("│┃ ").split() for line in lines.splitlines() if "│" in line]
     assert [[c for c in row if c != "│"] for row in cells] == [
-        ["1", "4", "2", "1", "1.0", "0.5", "0.2", "8.0"],
-        ["2", "4", "2", "1", "1.0", "0.5", "0.2", "8.0"],
-        ["3", "4", "0", "0", "0.0", "0.0", "0.0", "5.0"],
+        ["1", "model", "4", "2", "1", "1.0", "0.5", "0.2", "8.0"],
+        ["2", "suffix", "4", "2", "1", "1.0", "0.5", "0.2", "8.0"],
+        ["3", "-", "4", "0", "0", "0.0", "0.0", "0.0", "5.0"],
         ["all", "4", "2", "1.0", "0.5", "0.2", "7.0"],
     ]
 

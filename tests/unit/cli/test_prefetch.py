@@ -118,3 +118,28 @@ def test_a_wrong_device_is_told_when_the_file_is_read(tmp_path: Path) -> None:
         f"{path}: applications.0.args.target.model.device: 'gpu' is no device: "
         "write auto, cpu, cuda, cuda:0 or mps"
     )
+
+
+def test_medusa_heads_are_looked_for_before_anything_starts(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    def prefetch(source: Path | str) -> None:
+        target = {"model": {"source": str(source)}, "medusa": str(tmp_path / "fitting")}
+        pool = {"target": target, "speculation": {"method": "medusa"}}
+        serve.prefetch(servefile.load(serve_file(tmp_path, "toy", "toy", models={"two": pool})))
+
+    said = f"models.two.target.medusa: {folders['fitting']} has neither medusa_lm_head.safetensors"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        prefetch(folders["target"])
+    prefetch("toy")
+    (folders["fitting"] / "medusa_lm_head.safetensors").write_bytes(b"")
+    prefetch(folders["target"])
+
+
+def test_without_drafts_their_model_is_neither_fetched_nor_compared(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    method = {"speculation": {"method": "ngram"}}
+    file = servefile.load(serve_file(tmp_path, folders["target"], folders["other"], **method))
+    assert file.sources == [str(folders["target"])]
+    serve.prefetch(file)

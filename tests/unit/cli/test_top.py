@@ -308,6 +308,7 @@ FIGURES = {
     "busy_share": 0.9, "kv_cache_usage": 0.42, "tokens_per_s": 1031.25, "window": 2.5,
     "acceptance_rate": 0.625, "rtt_ms": 1.25, "speculation_state": "open",
     "breakers": {"paceline#DraftReplica#cccc3333": "dark"},
+    "sources": {"model": 0.25, "suffix": 0.625, "medusa": 0.125, "ngram": 0},
 }  # fmt: skip
 
 
@@ -316,13 +317,16 @@ def test_all_figures_of_a_target_fit() -> None:
     text = drawn(look(0.0, fleet))
     assert max(map(len, text.splitlines())) <= 80
     assert row(text, "target") == [
-        "target", "run", "wait", "busy", "KV", "tok/s", "K", "win", "acc", "batch", "ms", "rtt",
+        "target", "run", "wait", "busy", "KV", "tok/s", "K", "win", "acc", "src", "batch", "ms",
+        "rtt",
         "served", "by",
     ]  # fmt: skip
-    assert row(text, "aaaa1111")[:13] == [
-        "aaaa1111", "4", "1", "90%", "42%", "1031.2", "4.0", "2.5", "62%", "3.5", "25.50", "1.25",
-        "cccc3333",
+    assert row(text, "aaaa1111")[:14] == [
+        "aaaa1111", "4", "1", "90%", "42%", "1031.2", "4.0", "2.5", "62%", "smh", "3.5", "25.50",
+        "1.25", "cccc3333",
     ]  # fmt: skip
+    assert "src: m draft model, n ngram, s suffix, h Medusa heads" in text
+    assert "src" not in drawn(look(0.0, two_targets_two_drafts()))
     assert "aaaa1111 rests: passes without drafts were faster" in text
     assert "127.0.0.1:52000" not in text
     wide = drawn(look(0.0, fleet), width=120)

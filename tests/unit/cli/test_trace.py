@@ -249,6 +249,25 @@ def test_the_middle_of_many_rounds_is_left_out() -> None:
     assert len(rows(drawn(request(make_trace(num_rounds=MAX_ROWS)), color=None))) == MAX_ROWS
 
 
+def test_sources_have_a_column_where_somebody_told_them() -> None:
+    made = Made()
+    gateway = made.span("gateway", "chat toy", CLIENT_SPAN, 0, 40, kind=2)
+    session = made.span("target", "session", gateway, 0, 40)
+    for number, source in enumerate(("model", "suffix", "", "\x1b[31mvery long")):
+        told = {"paceline__source": source} if source else {}
+        made.span("target", "round", session, 10 * number, 10 * number + 10,
+                  paceline__round=number, **told)  # fmt: skip
+    shown = request(made)
+    lines = drawn(shown, width=72, color=None)
+    heading = next(line.split() for line in lines if line.lstrip().startswith("round"))
+    assert heading[:4] == ["round", "source", "K", "kept"]
+    assert [row.split()[1] for row in rows(lines)] == ["model", "suffix", "-", "\ufffd[31mv"]
+    told_rounds = request_json(shown, shown.rounds)["rounds"]
+    assert [item["source"] for item in told_rounds][:3] == ["model", "suffix", ""]
+    old = drawn(request(make_trace()), color=None)
+    assert "source" not in "\n".join(old)
+
+
 def test_marks_are_bounded() -> None:
     made = Made()
     gateway = made.span("gateway", "chat toy", CLIENT_SPAN, 0, 40, kind=2)

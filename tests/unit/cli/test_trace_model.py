@@ -24,7 +24,7 @@ from tests.unit.cli.trace_lines import CLIENT_SPAN, TRACE_ID, Made, line_of, mak
 
 KEYS = (
     *("round", "wall_ms", "draft_ms", "wire_out_ms", "window_ms", "queue_ms", "verify_ms"),
-    *("sample_ms", "wire_back_ms", "rewind_ms", "proposed", "accepted"),
+    *("sample_ms", "wire_back_ms", "rewind_ms", "source", "proposed", "accepted"),
 )
 TIMES = KEYS[2:10]
 
@@ -76,6 +76,7 @@ def test_json_is_exactly_what_was_agreed() -> None:
                 "sample_ms": 1.0,
                 "wire_back_ms": 1.0,
                 "rewind_ms": 2.0,
+                "source": "",
                 "proposed": 4,
                 "accepted": 3,
             }

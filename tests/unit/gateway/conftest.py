@@ -12,8 +12,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.config import AuditConfig, GatewayConfig, SpeculationConfig
+from paceline.config import AuditConfig, GatewayConfig, Offer, SpeculationConfig
 from paceline.gateway.api import build_api
+from paceline.gateway.plan import DEFAULT_OFFER
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import Tokenizer, ToyTokenizer
 from paceline.generation import (
@@ -103,6 +104,7 @@ class Harness:
         more_models: Sequence[ServedModel] = (),
         audit: Mapping[str, Any] | None = None,
         mode: str = "coupled",
+        offer: Offer = DEFAULT_OFFER,
         **limits: Any,
     ) -> None:
         self.targets = FakeTargets()
@@ -113,7 +115,8 @@ class Harness:
             tokenizer or ToyTokenizer(),
             self.targets,
             max_model_len,
-            speculation=SpeculationConfig.model_validate({"mode": mode}),
+            speculation=SpeculationConfig.model_validate({"mode": mode, "method": offer.method}),
+            offer=offer,
         )
         self.service = GatewayService(
             config,

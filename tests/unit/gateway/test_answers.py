@@ -25,7 +25,7 @@ def spoken(round_of: RoundOf) -> list[RoundDelta]:
     return [
         round_of(
             "abc", None, 0, [ACC, ACC, REC], num_draft_tokens=4, num_accepted_tokens=2,
-            num_speculative_tokens=4, **ROUNDS,
+            num_speculative_tokens=4, source="suffix", **ROUNDS,
         ),
         round_of(
             "defgh", None, 1, [ACC] * 4 + [BON], num_draft_tokens=4, num_accepted_tokens=4,
@@ -133,7 +133,7 @@ async def test_rounds_and_origins_on_request(
     speculation = {"include_rounds": True}
     whole = (await harness.complete(speculation=speculation)).json()
     assert whole["speculation"]["rounds"][0] == {
-        "round": 0, "num_speculative_tokens": 4, "proposed": 4, "accepted": 2,
+        "round": 0, "source": "suffix", "num_speculative_tokens": 4, "proposed": 4, "accepted": 2,
         **ROUNDS, "wire_ms": 0.25,
     }  # fmt: skip
     assert whole["speculation"]["pieces"] == [

@@ -22,6 +22,7 @@ from paceline.gateway.field_table import (
     Treatment,
 )
 from paceline.gateway.parameters import MESSAGE_NEUTRAL
+from paceline.methods import METHODS
 
 ROWS = (*NESTED_FIELDS, *OTHER_NESTED_FIELDS)
 WRAPPERS = (typing_extensions.Required, typing_extensions.NotRequired, typing.Annotated)
@@ -238,7 +239,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "choice": (["a"], ["b"]),
     "grammar": ('start: "a"', 'start: "b"'),
     "json_object": (True,),
-    "method": ("model", "off"),
+    "method": METHODS,
     "max_tokens": (1, 2),
     "speculation.mode": ("coupled", "rejection"),
     "lookahead": ("adaptive", "fixed"),

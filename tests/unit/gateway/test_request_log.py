@@ -40,10 +40,12 @@ async def test_what_a_line_says(
         num_draft_tokens=4,
         num_accepted_tokens=2,
         num_speculative_tokens=4,
+        source="suffix",
     )
     harness.targets.first_scripts = [[kept, LOST]]
-    harness.targets.script = [round_of("de", "length")]
-    answer = await harness.post(TEXT, BODY | {"stream": stream}, headers={"x-request-id": "mine-1"})
+    harness.targets.script = [round_of("d", source="model"), round_of("e", "length")]
+    body = BODY | {"stream": stream, "speculation": {"method": "hybrid"}}
+    answer = await harness.post(TEXT, body, headers={"x-request-id": "mine-1"})
     assert answer.status_code == 200
     (line,) = lines.of_requests()
     assert line["level"] == "info"
@@ -55,7 +57,8 @@ async def test_what_a_line_says(
     assert line["replica"] == "gw#1"
     expected = {
         **{"status": 200, "model": "toy", "stream": stream, "finish_reasons": ["length"]},
-        **{"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 5, "rounds": 2},
+        **{"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 5, "rounds": 3},
+        **{"method": "hybrid", "sources": ["model", "suffix"]},
         **{"proposed": 4, "accepted": 2, "acceptance": 0.5, "retries": 1},
     }
     assert {name: line[name] for name in expected} == expected

@@ -74,7 +74,7 @@ async def test_everything_at_once(harness: Any, score: RoundOf) -> None:
             frequency_penalty=-0.5, repetition_penalty=1.5, logit_bias=((5, 1.0),), min_tokens=4,
         ),
         stop_token_ids=(7, 5),
-        speculation=SpeculationRequest("model", 2, VerificationMode.BLOCK),
+        speculation=SpeculationRequest(None, 2, VerificationMode.BLOCK),
         ignore_eos=True,
         n=2,
         num_logprobs=2,

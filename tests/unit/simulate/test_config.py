@@ -88,6 +88,7 @@ def test_there_are_examples() -> None:
         ("traffic.classes.0.runner_up", [0.7, 0.5], "cumulative"),
         ("network.zones", [{"name": "a", "target_share": 1, "draft_share": 1}], "1 rows of 1"),
         ("speculation.mode", "block", "only greedy and coupled"),
+        ("speculation.method", "suffix", "method suffix is not simulated"),
         ("speculation.max_fan_out", 5, "max_fan_out"),
         ("duration_s", 3601, "duration_s"),
         ("sweep", {"fleet.num_drafts": []}, "fleet.num_drafts has no values"),

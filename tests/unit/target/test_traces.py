@@ -97,6 +97,17 @@ def play(choice, num_rounds, *, finishes=True, draft=None):
         choice.end_round(record, delta_of(record, number, reason))
 
 
+def test_a_round_says_who_made_its_proposals(spans):
+    trace = tracer_of(spans).begin(request(), 0)
+    for number, source in ((1, "ngram"), (2, "")):
+        record = record_of(number)
+        delta = replace(delta_of(record, number, "length" if number == 2 else None), source=source)
+        trace.choices[0].end_round(record, delta)
+    end(trace, 2_500, None)
+    told = [span.attributes.get("paceline.source") for span in spans.named("round")]
+    assert told == ["ngram", None]
+
+
 def test_a_sampled_request_is_told_as_it_goes(spans):
     tracer = tracer_of(spans)
     trace = tracer.begin(request(), 0)

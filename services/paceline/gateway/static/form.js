@@ -9,11 +9,13 @@ function number(id) {
   return $(id).value === "" ? DEFAULTS[id] : Number($(id).value);
 }
 
-export function requestBody(history, isDrafted) {
+// With proposals, from where the form says, or without: the run to compare with.
+export function requestBody(history, hasProposals) {
   const system = $("system").value.trim();
   const speculation = { include_rounds: true };
-  if (!isDrafted) speculation.method = "off";
-  if (isDrafted && number("k") !== null) speculation.max_tokens = number("k");
+  if (!hasProposals) speculation.method = "off";
+  if (hasProposals && method()) speculation.method = method();
+  if (hasProposals && number("k") !== null) speculation.max_tokens = number("k");
   if (mode()) speculation.mode = mode();
   return {
     model: $("model").value,
@@ -29,6 +31,10 @@ export function requestBody(history, isDrafted) {
     stream_options: { include_usage: true },
     speculation,
   };
+}
+
+export function method() {
+  return $("method").value;
 }
 
 export function mode() {
@@ -65,6 +71,7 @@ export function showSettings() {
     `temperature ${number("temperature")}`,
     `seed ${number("seed")}`,
     ...(k === null ? [] : [`K up to ${k}`]),
+    ...(method() ? [method()] : []),
     ...(mode() ? [mode()] : []),
     ...($("system").value.trim() ? ["with a system prompt"] : []),
   ]

@@ -10,7 +10,7 @@ const waterfall = new Waterfall($("rounds"), (count) => {
   $("no-rounds").hidden = count > 0;
   $("waterfall").hidden = count === 0;
 });
-const withDraft = new RunView($("with"), waterfall);
+const withProposals = new RunView($("with"), waterfall);
 const without = new RunView($("without"), null);
 let history = [];
 // The turn that the two runs show; it joins the history when it is followed up.
@@ -18,11 +18,11 @@ let turn = null;
 let running = null;
 let finished = Promise.resolve();
 
-async function runOne(view, isDrafted, signal) {
+async function runOne(view, hasProposals, signal) {
   view.begin();
   let state = "failed";
   try {
-    const body = form.requestBody(history, isDrafted);
+    const body = form.requestBody(history, hasProposals);
     await chat(body, form.key(), signal, (chunk) => view.take(chunk));
     state = "";
   } catch (error) {
@@ -35,13 +35,13 @@ async function runOne(view, isDrafted, signal) {
 
 async function runBoth(signal) {
   if (form.isTogether()) {
-    say("Running with the draft and without ...");
-    await Promise.all([runOne(withDraft, true, signal), runOne(without, false, signal)]);
+    say("Running with speculation and without ...");
+    await Promise.all([runOne(withProposals, true, signal), runOne(without, false, signal)]);
     return;
   }
-  say("Running with the draft ...");
-  await runOne(withDraft, true, signal);
-  say("Running without the draft ...");
+  say("Running with speculation ...");
+  await runOne(withProposals, true, signal);
+  say("Running without speculation ...");
   await runOne(without, false, signal);
 }
 
@@ -58,7 +58,7 @@ async function run() {
   try {
     if (!form.hasModels()) form.showModels(await models(form.key(), signal));
     await runBoth(signal);
-    turn = [...messages, { role: "assistant", content: withDraft.content }];
+    turn = [...messages, { role: "assistant", content: withProposals.content }];
     say(comparison());
   } catch (error) {
     const isStopped = signal.aborted;
@@ -75,7 +75,7 @@ async function run() {
 function begin() {
   turn = null;
   hideError();
-  withDraft.clear();
+  withProposals.clear();
   without.clear("waiting");
   showButtons();
 }
@@ -92,11 +92,11 @@ function showButtons() {
 }
 
 function comparison() {
-  const ratio = without.speed > 0 ? withDraft.speed / without.speed : 0;
-  const speed = `${ratio.toFixed(2)} times the speed without the draft`;
-  if (withDraft.text === without.text) return `${speed}; the two texts are identical.`;
+  const ratio = without.speed > 0 ? withProposals.speed / without.speed : 0;
+  const speed = `${ratio.toFixed(2)} times the speed without speculation`;
+  if (withProposals.text === without.text) return `${speed}; the two texts are identical.`;
   let at = 0;
-  while (withDraft.text[at] === without.text[at]) at += 1;
+  while (withProposals.text[at] === without.text[at]) at += 1;
   const reason = form.mayDiffer()
     ? " In the modes rejection and block they may: only their law is the same."
     : "";
@@ -142,7 +142,7 @@ async function converse(messages) {
   history = messages;
   turn = null;
   hideError();
-  withDraft.clear();
+  withProposals.clear();
   without.clear();
   showHistory();
   showButtons();

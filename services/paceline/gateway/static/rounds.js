@@ -51,6 +51,7 @@ export class Waterfall {
     bars.append(this.bar(times));
     tr.append(
       cell(round.round),
+      cell(round.source || "-"),
       cell(round.num_speculative_tokens),
       cell(`${round.accepted} of ${round.proposed}`),
       bars,

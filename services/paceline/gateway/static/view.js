@@ -1,7 +1,7 @@
 // One run on the page: its text with origins and its figures. Knows no network.
 
 const ORIGINS = {
-  accepted: "accepted: proposed by the draft, kept by the target",
+  accepted: "accepted: proposed, kept by the target",
   recovered: "recovered: the target's, for a rejected proposal",
   bonus: "bonus: the target's, after a whole accepted block",
   plain: "plain: the target's, with no proposal",
