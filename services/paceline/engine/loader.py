@@ -33,6 +33,8 @@ def load_engine(
     `ConfigError` when the folder cannot be served.
     """
     if model.source in models.BUILTIN_SOURCES:
+        if model.target_tokenizer:
+            raise ConfigError(f"{model.source} has no tokenizer: it drafts for no target_tokenizer")
         return _load_toy(model, adapters)
     if path is None:
         raise ConfigError(f"model {model.source} needs a folder; resolve it first")

@@ -149,6 +149,8 @@ class DraftSession:
         cached_len = check_result(work, result)
         self._check_law(result)
         self._working = None
+        if result.token_id is None and cached_len == work.end:
+            self.max_len = min(self.max_len, work.end)  # as `WorkResult` says
         same_context = self._holds(work.end, work.context_hash)
         if same_context:
             self.num_computed = cached_len
