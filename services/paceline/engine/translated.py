@@ -135,7 +135,11 @@ class TranslatedEngine:
         self._logits_clock.mark(logits)
         self._forward_s += self._clock() - began
         reservations = [self._settle(part) for part in parts]
-        results = self._sample(parts, reservations, logits)
+        try:
+            results = self._sample(parts, reservations, logits)
+        except BaseException:
+            self._forget_forks(items)
+            raise
         for part, reservation in zip(parts, reservations, strict=True):
             part.text.table.token_ids.extend(reservation.token_ids)
         return results
@@ -256,6 +260,13 @@ class TranslatedEngine:
         token_ids = item.token_ids[: end - item.start]
         return Reservation(item.sequence_id, item.start, item.start, end, token_ids, (), ())
 
+    def _forget_forks(self, items: Sequence[StepItem]) -> None:
+        """The model's cache has their rows, but nothing came of them: they begin anew."""
+        for item in items:
+            if item.fork_of is not None:
+                self.free(item.sequence_id)
+                self.add(item.sequence_id)
+
     def _sample(
         self, parts: Sequence[_Part], reservations: Sequence[Reservation], logits: torch.Tensor
     ) -> list[StepResult]:
@@ -284,9 +295,7 @@ class TranslatedEngine:
             (parts[index].text.table for index in read),
             self._masks,
         )
-        for index, result in zip(
-            read, pass_results(sampled, logits, self._sampler), strict=True
-        ):
+        for index, result in zip(read, pass_results(sampled, logits, self._sampler), strict=True):
             results[index] = result
         self._logits_clock.end(logits)
         self._sample_s += self._clock() - began

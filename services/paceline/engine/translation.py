@@ -1,10 +1,10 @@
 """From the tokens of a target to those of a draft whose tokenizer is another one.
 
 Two tokens are the same when they write the same bytes, or are control tokens of the same spelling.
-Only those that both have can be proposed (token-level intersection: Timor et al. 2025, "Accelerating
-LLM inference with lossless speculative decoding algorithms for heterogeneous vocabularies"). What
-the draft reads may be anything, so it reads its own tokenizer's cut of the same text. Pure; knows
-no model, no tensor and no sequence.
+Only those that both have can be proposed (token-level intersection, TLI: Timor et al. 2025,
+"Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
+vocabularies"). What the draft reads may be anything, so it reads its own tokenizer's cut of the
+same text. Pure; knows no model, no tensor and no sequence.
 """
 
 from __future__ import annotations

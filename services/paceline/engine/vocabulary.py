@@ -76,9 +76,8 @@ class Vocabulary:
 
     def _find_bytes(self, ids: dict[str, int]) -> dict[int, int]:
         """byte -> id of the token that is this byte."""
-        if self._is_byte_level:
-            spelt = {byte: char for byte, char in self._alphabet.items()}
-        else:
+        spelt = self._alphabet
+        if not self._is_byte_level:
             spelt = {byte: f"<0x{byte:02X}>" for byte in range(256)}
         return {byte: ids[token] for byte, token in spelt.items() if token in ids}
 
