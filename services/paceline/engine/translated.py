@@ -27,14 +27,9 @@ from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.sampler import BatchedSampler
 from paceline.engine.torch_engine import TorchEngine
-from paceline.engine.translation import Translation
+from paceline.engine.translation import EXPANSION, Translation
 from paceline.errors import LocalProtocolError
 from paceline.sampling.params import SamplingParams
-
-# The cache is announced smaller than it is: a translation may be longer than its text. English and
-# code need some 5 % more tokens of SmolLM2 than of Qwen2.5; other languages may need more than
-# this, and are evicted when there is no room.
-EXPANSION = 1.25
 
 _PLAIN = SamplingParams(temperature=0.0)
 
@@ -101,8 +96,11 @@ class TranslatedEngine:
         draft_top_n: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        num_blocks = max(1, int(engine.info.num_blocks / EXPANSION))
-        self._info = replace(info, num_blocks=num_blocks)
+        self._info = replace(
+            info,
+            num_blocks=max(1, int(engine.info.num_blocks / EXPANSION)),
+            max_model_len=max(1, int(engine.info.max_model_len / EXPANSION)),
+        )
         self._engine = engine
         self._translation = translation
         self._tables = _Tables()

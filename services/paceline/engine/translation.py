@@ -19,6 +19,10 @@ from paceline.errors import ConfigError
 
 # With fewer common tokens a draft proposes next to nothing; a byte-level pair has its bytes alone.
 MIN_COMMON_TOKENS = 300
+# A draft announces so much less cache and context than it has: a translation may be longer than its
+# text. English and code need 1.05 to 1.15 tokens of SmolLM2 for one of Qwen2.5; other languages may
+# need more than this, and such a text goes without a draft where there is no room.
+EXPANSION = 1.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,10 @@ class Branches:
         work = branch.work
         if work is None:
             raise LocalProtocolError("end_work of a branch without begin_work")
-        branch.num_computed = check_result(work, result)
+        cached_len = check_result(work, result)
+        if result.token_id is None and cached_len < work.end:
+            raise LocalProtocolError("a branch whose one row was not computed")
+        branch.num_computed = cached_len
         branch.work = None
         if result.token_id is None:  # no room for a longer text, nor for the next one's
             self._num_tokens_left = 0

@@ -17,8 +17,8 @@ import torch
 from paceline.config import ModelConfig, TargetConfig
 from paceline.engine.base import OutOfBlocks, Propose, StepItem, Verify
 from paceline.engine.loader import load_engine
-from paceline.engine.translated import EXPANSION, TranslatedEngine
-from paceline.engine.translation import Translation
+from paceline.engine.translated import TranslatedEngine
+from paceline.engine.translation import EXPANSION, Translation
 from paceline.engine.vocabulary import Vocabulary
 from paceline.errors import ConfigError, LocalProtocolError
 from paceline.sampling.acceptance import coupled_token
@@ -112,6 +112,7 @@ def test_announced_as_the_target(
     assert info.eos_token_ids == target.eos_token_ids == (twin.target.specials["<|end|>"],)
     assert info.model_id == str(folders["draft"])
     assert info.num_blocks == NUM_BLOCKS / EXPANSION == engine.stats().num_free_blocks
+    assert info.max_model_len == int(512 / EXPANSION)
     assert info.grammars is not None
     # Only the rows of common tokens are computed.
     head = engine._engine._runner._model.get_output_embeddings()
