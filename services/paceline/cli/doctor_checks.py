@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from paceline.cli import doctor_tokenizers
+from paceline.cli.doctor_tokenizers import OverlapFacts, Status
 from paceline.cli.model_facts import NO_TEMPLATE, PLAIN_TEMPLATE, ModelShape
 from paceline.cli.values import size
 from paceline.config import ModelConfig
 from paceline.models import BUILTIN_SOURCES
-
-Status = Literal["ok", "warn", "fail"]
 
 # Python, torch and Ray in a replica, before its first weight. Measured: 0.35 GiB.
 PROCESS_BYTES = 0.35 * 2**30
@@ -77,6 +76,7 @@ class PoolFacts:
     """A served model: its target, and its draft when it speculates.
 
     `template`: of the file that the gateway uses in place of the model's own, if there is one.
+    `overlap`: of a draft with another tokenizer than its target.
     """
 
     name: str
@@ -84,6 +84,7 @@ class PoolFacts:
     draft: ModelFacts | None
     template: str | None = None
     adapters: tuple[AdapterFacts, ...] = ()
+    overlap: OverlapFacts | None = None
 
     @property
     def models(self) -> list[ModelFacts]:
@@ -254,7 +255,9 @@ def check_pair(pool: PoolFacts) -> list[Finding]:
             Finding(name, "fail", fact, f"name a real model for both, or {which} for both")
         )
     elif target.shape is not None and draft.shape is not None:
-        findings += _check_vocabularies(name, target.shape, draft.shape, draft.key)
+        sources = draft.key, target.config.source
+        found = doctor_tokenizers.judge(target.shape, draft.shape, pool.overlap, *sources)
+        findings += [Finding(name, found.status, found.fact, found.fix)] if found else []
     short, long = draft.config.max_model_len, target.config.max_model_len
     if short < long:
         fact = f"the draft reads {short} tokens, the target {long}: longer texts go without a draft"
@@ -264,20 +267,6 @@ def check_pair(pool: PoolFacts) -> list[Finding]:
             )
         )
     return findings
-
-
-def _check_vocabularies(
-    name: str, target: ModelShape, draft: ModelShape, draft_key: str
-) -> list[Finding]:
-    fix = f"{draft_key}.source: a draft made for this target, or speculation.method: 'off'"
-    if target.gguf_bytes or draft.gguf_bytes:
-        return []  # what is in a GGUF file is for the handshake to say
-    if target.tokenizer_hash != draft.tokenizer_hash:
-        return [Finding(name, "fail", "their tokenizers differ", fix)]
-    if target.vocab_size != draft.vocab_size:
-        sizes = f"vocab_size {target.vocab_size} and {draft.vocab_size}"
-        return [Finding(name, "fail", f"same tokenizer, but {sizes}", fix)]
-    return [Finding(name, "ok", f"same tokenizer, {target.vocab_size} ids")]
 
 
 def check_template(pool: PoolFacts) -> list[Finding]:

@@ -28,12 +28,13 @@ from paceline.cli.doctor_machine import (
     ProbeFacts,
     RayFacts,
 )
+from paceline.cli.doctor_tokenizers import SAMPLE, OverlapFacts
 from paceline.cli.model_facts import find_folder, read_shape, template_kind
 from paceline.cli.values import mapping
 from paceline.config import AppConfig, ModelConfig, Pool
 from paceline.config.names import DRAFTS, TARGETS
 from paceline.errors import ConfigError
-from paceline.models import BUILTIN_SOURCES
+from paceline.models import BUILTIN_SOURCES, tokenizer_hash
 
 if TYPE_CHECKING:
     import httpx
@@ -175,7 +176,34 @@ def _pool_facts(pool: Pool, known: Sequence[Deployment]) -> PoolFacts:
         drafts = _named(known, DRAFTS + pool.suffix)
         draft = model_facts(f"{pool.where}draft.model", app.draft.model, num_seqs, drafts)
     adapters = tuple(adapter(name, path) for name, path in app.target.adapters.items())
-    return PoolFacts(pool.name, target, draft, template_of(app), adapters)
+    shared = overlap(app.draft.model) if draft is not None and draft.shape is not None else None
+    return PoolFacts(pool.name, target, draft, template_of(app), adapters, shared)
+
+
+def overlap(draft: ModelConfig) -> OverlapFacts | None:
+    """Of a draft that is there, with the tokenizer of its target; None when it has the same."""
+    source = draft.target_tokenizer
+    if not source:
+        return None
+    try:
+        from paceline.engine.translated_folder import load_translation  # imports torch: seconds
+        from paceline.engine.vocabulary import find_tokenizer
+    except ImportError:
+        return None  # the packages' finding says so
+    try:
+        folder = find_tokenizer(source, is_offline=True)
+        translation = load_translation(find_folder(draft.source), folder)
+    except ConfigError as error:
+        return OverlapFacts(source, problem=str(error))
+    found = translation.overlap
+    return OverlapFacts(
+        source,
+        found.num_common,
+        found.num_draft,
+        found.num_target,
+        translation.share_of(SAMPLE),
+        tokenizer_hash(folder),
+    )
 
 
 def adapter(name: str, path: str) -> AdapterFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config.section import Section
 
@@ -18,6 +18,11 @@ class ModelConfig(Section):
 
     source: str = Field(
         "toy", description="local folder, Hub id, an alias (smollm2-135m), or toy / timed"
+    )
+    target_tokenizer: str = Field(
+        "",
+        max_length=4096,
+        description="a draft's: the target's folder, Hub id or alias if its tokenizer is another",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="weights and KV cache element type"
@@ -62,6 +67,12 @@ class ModelConfig(Section):
     toy_row_ms: float = Field(
         0.0, ge=0.0, le=1_000.0, description="timed model: added cost of each row in milliseconds"
     )
+
+    @model_validator(mode="after")
+    def _translation(self) -> ModelConfig:
+        if self.target_tokenizer and self.tensor_parallel_size > 1:
+            raise ValueError("target_tokenizer and tensor_parallel_size > 1 do not go together yet")
+        return self
 
     @field_validator("device")
     @classmethod

@@ -59,6 +59,12 @@ class TargetConfig(Section):
         return adapters
 
     @model_validator(mode="after")
+    def _tokenizer(self) -> TargetConfig:
+        if self.model.target_tokenizer:
+            raise ValueError("target.model has no target_tokenizer: set draft.model's")
+        return self
+
+    @model_validator(mode="after")
     def _ports(self) -> TargetConfig:
         if self.port_max < self.port_min:
             raise ValueError("target.port_max must be >= target.port_min")

@@ -140,7 +140,8 @@ class StepItem:
 
 @dataclass(slots=True)  # as above
 class StepResult:
-    """`token_ids` has an entry per sampled row: the sampler's own token.
+    """`token_ids` has an entry per sampled row: the sampler's own token. None at all where the rows
+    did not reach the end (`max_rows`), or where they did but have no room (`TranslatedEngine`).
 
     Under `Verify` it is what to commit instead, `num_accepted` proposals and the token after
     them; under `Propose` `draft_probs` has each token's law. `cached_len`: tokens in the cache

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from paceline.engine.base import EngineInfo, Propose, StepItem, Verify
-from paceline.engine.blocks import BlockPool, BlockTable
+from paceline.engine.block_table import BlockTable
 from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.step_rows import draft_ids, needs_history, prompt_len
 from paceline.engine.token_tree import tree_problem
@@ -20,7 +21,14 @@ MAX_RUNNER_UPS = 16
 MAX_HEAD_CANDIDATES = 16  # of each Medusa head: a tree has no use for more
 
 
-def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) -> None:
+class Tables(Protocol):
+    """Where the cached tokens of a sequence are found."""
+
+    def table(self, sequence_id: int) -> BlockTable:
+        """`LocalProtocolError` when there is none."""
+
+
+def check_items(items: Sequence[StepItem], info: EngineInfo, pool: Tables) -> None:
     """Raise `LocalProtocolError` for the first slip of the caller; change nothing.
 
     Ids are checked here because an id beyond the vocabulary is undefined behaviour further down
@@ -47,7 +55,7 @@ def check_items(items: Sequence[StepItem], info: EngineInfo, pool: BlockPool) ->
             _check_verify(where, item, item.rule)
 
 
-def _forked(where: str, item: StepItem, table: BlockTable, pool: BlockPool) -> BlockTable:
+def _forked(where: str, item: StepItem, table: BlockTable, pool: Tables) -> BlockTable:
     """The table that a fork begins with."""
     assert item.fork_of is not None
     if table.length:

@@ -8,6 +8,7 @@ little acceptance and never correctness.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,32 @@ class SubsetHead(torch.nn.Module):
         return logits
 
 
-def cut_head(hf_model: Any, folder: Path) -> None:
-    """Cut the model's output layer to the ids in the folder's `draft_vocab.json`, if it has one."""
+def read_draft_vocab(folder: Path) -> list[int] | None:
+    """The ids that the folder's draft may propose, ascending; None: all."""
     path = folder / DRAFT_VOCAB
     if not path.is_file():
-        return
-    token_ids = json.loads(path.read_text(encoding="utf-8"))
+        return None
+    token_ids: list[int] = json.loads(path.read_text(encoding="utf-8"))
+    return token_ids
+
+
+def cut_head(hf_model: Any, folder: Path, common_ids: Sequence[int] | None = None) -> None:
+    """Cut the model's output layer to the ids in the folder's `draft_vocab.json`, if it has one.
+
+    `common_ids`: those of them that the target's tokenizer has too; none but these are computed.
+    """
+    token_ids = read_draft_vocab(folder)
     head = hf_model.get_output_embeddings()
-    if head.bias is not None or not _are_rows(token_ids, head.out_features):
-        raise ConfigError(f"{path} does not fit the model: build or download the draft again")
-    hf_model.set_output_embeddings(SubsetHead(head, torch.tensor(token_ids)))
+    if token_ids is not None and (
+        head.bias is not None or not _are_rows(token_ids, head.out_features)
+    ):
+        raise ConfigError(
+            f"{folder / DRAFT_VOCAB} does not fit the model: build or download the draft again"
+        )
+    if common_ids is not None and head.bias is None:  # with a bias all are computed
+        token_ids = sorted(common_ids)
+    if token_ids is not None:
+        hf_model.set_output_embeddings(SubsetHead(head, torch.tensor(token_ids)))
 
 
 def _are_rows(token_ids: Any, num_rows: int) -> bool:

@@ -40,6 +40,8 @@ def load_engine(
     if model.source in models.BUILTIN_SOURCES:
         if medusa not in ("", "toy"):
             raise ConfigError(f"target.medusa: the heads of model {model.source} are named toy")
+        if model.target_tokenizer:
+            raise ConfigError(f"{model.source} has no tokenizer: it drafts for no target_tokenizer")
         return _load_toy(model, adapters, num_heads=TOY_NUM_HEADS if medusa else 0)
     if path is None:
         raise ConfigError(f"model {model.source} needs a folder; resolve it first")

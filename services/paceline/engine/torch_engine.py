@@ -125,6 +125,8 @@ class TorchEngine:
             end = self._pool.commit if is_done else self._pool.abort
             for reservation in reservations:
                 end(reservation)
+        self._num_passes += 1
+        self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
 
     def _run(
         self, items: Sequence[StepItem], reservations: Sequence[Reservation]
@@ -142,8 +144,6 @@ class TorchEngine:
         self._logits_clock.end(logits)
         self._sample_s += self._clock() - forwarded
         self._forward_s += forwarded - began
-        self._num_passes += 1
-        self._num_rows += sum(len(reservation.computed_ids) for reservation in reservations)
         return results
 
     def _move_accepted(self, reservations: Sequence[Reservation]) -> None:

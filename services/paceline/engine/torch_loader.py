@@ -6,7 +6,7 @@ Knows the Hugging Face folder format; downloads nothing, trusts no code and no p
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,10 @@ from paceline.engine.quantization import check_quantization, loading_arguments, 
 from paceline.engine.reproducible import TILE_ROWS, tile_linears
 from paceline.engine.runner import ModelRunner
 from paceline.engine.torch_engine import TorchEngine
+from paceline.engine.translated import TranslatedEngine
+from paceline.engine.translated_folder import load_translation, target_info
 from paceline.engine.varlen_attention import varlen_problem
+from paceline.engine.vocabulary import find_tokenizer
 from paceline.errors import ConfigError
 from paceline.grammars import TokenGrammars, load_grammars
 from paceline.models import gguf_file, num_token_ids, tokenizer_hash
@@ -50,22 +53,34 @@ def load_torch_engine(
     draft_top_n: int | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
     medusa: Path | None = None,
-) -> TorchEngine:
+) -> TorchEngine | TranslatedEngine:
     """An engine with the weights of `folder`; `ConfigError` if they cannot be served.
 
-    `adapters`: name -> PEFT folder. `medusa`: the folder of its heads.
+    `adapters`: name -> PEFT folder. `medusa`: the folder of its heads. With
+    `model.target_tokenizer` it has that one's vocabulary.
 
     Sets torch's intra-op threads for the whole process, as `model.num_threads` says.
     """
     if model.tensor_parallel_size > 1:
         raise ConfigError("tensor_parallel_size > 1 needs a Serve replica, which starts the ranks")
-    runner, info = load_runner(model, folder, adapters=adapters, medusa=medusa)
-    return TorchEngine(
+    translation, tokenizer_folder = None, folder
+    if model.target_tokenizer:
+        tokenizer_folder = find_tokenizer(model.target_tokenizer)
+        translation = load_translation(folder, tokenizer_folder)
+    common_ids = None if translation is None else translation.draft_ids
+    runner, info = load_runner(
+        model, folder, adapters=adapters, medusa=medusa, common_ids=common_ids
+    )
+    engine = TorchEngine(
         runner,
         info,
         draft_top_n=draft_top_n,
         enable_prefix_caching=model.enable_prefix_caching,
     )
+    if translation is None:
+        return engine
+    announced = target_info(info, translation, tokenizer_folder)
+    return TranslatedEngine(engine, translation, announced, draft_top_n=draft_top_n)
 
 
 def load_runner(
@@ -75,8 +90,10 @@ def load_runner(
     group: RankGroup | None = None,
     adapters: Mapping[str, str] = NO_ADAPTERS,
     medusa: Path | None = None,
+    common_ids: Sequence[int] | None = None,
 ) -> tuple[ModelRunner, EngineInfo]:
-    """The weights of `folder` and what to announce of them; with `group`, this rank's share."""
+    """The weights of `folder` and what to announce of them; with `group`, this rank's share.
+    `common_ids`: see `cut_head`."""
     torch.set_num_threads(model.num_threads)
     hf_config = load_hf_config(folder)
     check_servable(hf_config, model)
@@ -88,7 +105,7 @@ def load_runner(
     if group is not None:
         group.finish_loading(hf_model, folder)
     heads = None if medusa is None else load_medusa(hf_model, medusa)
-    cut_head(hf_model, folder)
+    cut_head(hf_model, folder, common_ids)
     if model.quantization != "none" and device.type == "cpu":
         pack_on_cpu(hf_model, model.quantization, gguf)
     if group is None:  # a shard's layers are hooked by transformers: they have to stay

@@ -20,10 +20,10 @@ from paceline.errors import ConfigError, RequestError
 from paceline.gateway import templates
 from paceline.gateway.chat import ChatMessage
 from paceline.gateway.output_parser import THINK_BEGIN, THINK_END
-from paceline.gateway.token_bytes import TokenSpelling
 from paceline.gateway.tools import FunctionSpec, ToolFormat
 from paceline.grammars import TokenGrammars, load_grammars
 from paceline.models import BUILTIN_SOURCES, TOY_EOS_TOKEN_ID, TOY_VOCAB_SIZE
+from paceline.token_bytes import TokenSpelling
 
 _FENCE = re.compile("\ue000([0-9]+)\ue001")
 

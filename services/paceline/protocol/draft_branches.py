@@ -161,11 +161,17 @@ class Branches:
     def end_work(self, branch: Branch, result: WorkResult, limit: int) -> bool:
         """The pass is done; True when the branch got a token."""
         work = branch.work
-        if work is None or result.token_id is None:
-            raise LocalProtocolError("end_work of a branch without begin_work or without a token")
-        branch.num_computed = check_result(work, result)
+        if work is None:
+            raise LocalProtocolError("end_work of a branch without begin_work")
+        cached_len = check_result(work, result)
+        if result.token_id is None and cached_len < work.end:
+            raise LocalProtocolError("a branch whose one row was not computed")
+        branch.num_computed = cached_len
         branch.work = None
-        if branch.end >= limit or self._num_tokens_left == 0:
+        if result.token_id is None:  # no room for a longer text, nor for the next one's
+            self._num_tokens_left = 0
+            self.due = dict.fromkeys(self.live)
+        if result.token_id is None or branch.end >= limit or self._num_tokens_left == 0:
             return False
         self._num_tokens_left -= 1
         branch.token_ids.append(result.token_id)

@@ -77,6 +77,7 @@ class DraftSession:
         self.limit_position = opened.limit_position
         self.last_round = 0
         self.num_computed = 0
+        self.is_full = False  # the engine has no room for what comes next: see `WorkResult`
         self._has_laws = opened.mode in REJECTION_MODES
         # The laws of the own proposals, one each; empty in the matching modes.
         self._probs: list[SparseProbs] = []
@@ -149,6 +150,8 @@ class DraftSession:
         cached_len = check_result(work, result)
         self._check_law(result)
         self._working = None
+        if result.token_id is None and cached_len == work.end:
+            self.is_full, self.max_len = True, min(self.max_len, work.end)
         same_context = self._holds(work.end, work.context_hash)
         if same_context:
             self.num_computed = cached_len

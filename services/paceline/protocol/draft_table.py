@@ -231,16 +231,17 @@ class DraftTable:
             self._drop(key)
 
     def expire(self, now_us: int) -> list[tuple[int, CloseSession]]:
-        """Drop sequences that were silent too long; tell their targets."""
+        """Drop sequences that were silent too long, or have no room here; tell their targets."""
         limit = now_us - self.session_idle_us
-        expired = [(key, e) for key, e in self._entries.items() if e.seen_us < limit]
-        for key, _ in expired:
-            self._drop(key)
-            self.stats.num_expired += 1
-        return [
-            (key[0], CloseSession(key[1], entry.session.epoch, CloseReason.ABORTED))
-            for key, entry in expired
+        ended = [
+            (key, CloseReason.FINISHED if e.session.is_full else CloseReason.ABORTED, e)
+            for key, e in self._entries.items()
+            if e.seen_us < limit or e.session.is_full
         ]
+        for key, reason, _ in ended:
+            self._drop(key)
+            self.stats.num_expired += reason is CloseReason.ABORTED
+        return [(key[0], CloseSession(key[1], e.session.epoch, why)) for key, why, e in ended]
 
     def evict_newest(self) -> tuple[int, CloseSession] | None:
         """The cache is full: give up the sequence opened last; its target is told.

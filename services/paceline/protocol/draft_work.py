@@ -51,8 +51,9 @@ class DraftWork:
 class WorkResult:
     """What a pass made of a `DraftWork`.
 
-    `token_id`: the drawn token, None if the rows did not reach the end. `cached_len`: tokens in
-    the cache after the pass, None: all of them. `draft_probs`: the law that the token was drawn
+    `token_id`: the drawn token, None if the rows did not reach the end, or if they did and the
+    engine has no room for more: then nothing longer is asked for. `cached_len`: tokens in the
+    cache after the pass, None: all of them. `draft_probs`: the law that the token was drawn
     from (needed in the rejection modes, ignored in the others). `runner_ups`: the tokens that come
     next after `token_id`, best first, as many as are wanted and possible.
     """

@@ -169,6 +169,8 @@ class Nack:
 
 
 class CloseReason(StrEnum):
+    """From a draft, FINISHED says that it has no room for more of this text."""
+
     FINISHED = "finished"
     ABORTED = "aborted"
     REPLACED = "replaced"

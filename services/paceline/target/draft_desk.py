@@ -11,12 +11,12 @@ What a draft's failure costs, from the least to the most:
 - A draft that owes a sequence proposals for too long, or does not answer an Open, loses the
   sequence, which pauses (longer each time) and prefers another draft next.
 - These, a draft that gives a sequence up and a stream lost while it served are failures: too many
-  in a row make the draft dark (`breaker`). One that is full or does not know the mode has not
-  failed.
+  in a row make the draft dark (`breaker`). One that is full, does not know the mode or has no room
+  for a text (it says that it has finished with it) has not failed.
 - After `rpc.max_reopens` drafts a sequence does without.
 
-A draft that drains has not failed either: its sequences move to others that can take them, and
-stay while none can. Nothing of this holds up a pass: until a draft is there, it is a plain one.
+A draft that drains has not failed: its sequences move where they can, and stay while they cannot.
+Nothing of this holds up a pass: until a draft is there, it is a plain one.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class DraftDesk:
     def detach(self, link_id: int, now_us: int | None = None, num_remote_errors: int = 0) -> None:
         """A draft is gone: its sequences go on alone and look for another.
 
-        `now_us`: None for the time of the last call that had one. `num_remote_errors`: messages
-        that were not even readable; they count like broken rules.
+        `now_us`: None: as in the last call. `num_remote_errors`: unreadable messages, like strikes.
         """
         self._now_us = self._now_us if now_us is None else now_us
         link = self.pool.get(link_id)
@@ -297,7 +296,7 @@ class DraftDesk:
                 case Nack():
                     self._nack(sequence, message, now_us)
                 case CloseSession():
-                    self._given_up(sequence, message, now_us)
+                    self._given_up(link, sequence, message, now_us)
         except RemoteProtocolError:
             self.counts["remote_error"] += 1
             self.pool.strike(link_id)
@@ -349,18 +348,19 @@ class DraftDesk:
         self.counts["nack"] += 1
         verdict = sequence.session.receive_nack(nack.have_len)
         if sequence.nacked_round == sequence.session.round:
-            # One repetition per verdict: it may be as long as the text, and the next one is due
-            # as soon as the next verdict shows the draft that it still misses something.
+            # One per verdict, which may be as long as the text; the next verdict brings the next.
             self.counts["nack_repeated"] += 1
         elif verdict is not None:
             sequence.nacked_round = sequence.session.round
             self.pool.send(sequence.draft_id, sequence.stamped(verdict, now_us))
 
-    def _given_up(self, sequence: Sequence, close: CloseSession, now_us: int) -> None:
+    def _given_up(self, link: DraftLink, sequence: Sequence, close: CloseSession, now: int) -> None:
         if close.epoch == sequence.session.epoch and sequence.session.is_attached:
             self.counts["given_up"] += 1
+            if is_outgrown := close.reason is CloseReason.FINISHED:
+                sequence.barred_drafts.add(link.hello.replica_id)
             rests = not sequence.session.max_draft_ahead  # then it may have been silent for long
-            self._lose(sequence, LinkEvent.PEER_LOST, None if rests else now_us)
+            self._lose(sequence, LinkEvent.PEER_LOST, None if rests or is_outgrown else now)
 
     # -- losing a draft ---------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from paceline.gateway.echo import token_offsets
-from paceline.gateway.token_bytes import TokenSpelling, byte_alphabet
 from paceline.gateway.tokenizer import ToyTokenizer, load_tokenizer
+from paceline.token_bytes import TokenSpelling, byte_alphabet
 
 TEXTS = ["hello", "a 😀 😀b", "naïve 日本語 😀\n\n", "a\u200bb", "  two  spaces ", "\x00\x7f"]
 

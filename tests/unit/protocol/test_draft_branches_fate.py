@@ -20,6 +20,20 @@ from tests.unit.protocol.test_draft_branches import (
     verdict,
 )
 
+
+def test_no_room_for_a_branch():
+    """It gets no token, which is no failure; none of them grows until the text is committed."""
+    table, session = opened(3)
+    items = table.begin_pass(512)
+    outcomes = [outcome(table, item) for item in items]
+    index = next(i for i, item in enumerate(items) if item.sequence_id != session.sequence_id)
+    outcomes[index] = WorkResult(None, cached_len=items[index].work.end)
+    table.end_pass(items, outcomes, 5)
+    assert not session.is_full
+    assert {item.sequence_id for item in table.begin_pass(512)} <= {session.sequence_id}
+    assert len(table) == 1
+
+
 # -- verdicts -------------------------------------------------------------------------------
 
 

@@ -352,3 +352,24 @@ class TestNack:
         session.receive_verdict(verdict(3, 20))
         session.receive_nack(Nack(7, 1, 5))
         assert session.take_draft() is None
+
+
+class TestNoRoom:
+    """The engine holds no more of the text: its rows are through, and nothing was drawn."""
+
+    def test_nothing_more_is_asked_for(self):
+        session = drafted(10, 11)
+        assert not session.is_full
+        work = session.begin_work(1000)
+        assert not session.end_work(WorkResult(None, cached_len=work.end))
+        assert session.is_full
+        assert not session.can_draft()
+        session.receive_verdict(verdict(3, 10, 11, 12), 0)
+        assert not session.can_draft()
+
+    def test_rows_that_did_not_reach_the_end_are_no_sign_of_it(self):
+        session = make()
+        session.begin_work(1)
+        assert not session.end_work(WorkResult(None, cached_len=1))
+        assert session.can_draft()
+        assert not session.is_full

@@ -250,6 +250,16 @@ class TestEndings:
         assert (len(table), table.stats.num_expired) == (0, 2)
         assert table.take_released() == [1, 2]
 
+    def test_no_room(self):
+        """What it has drawn goes out first; then the target is told, who may look elsewhere."""
+        table = filled((1, 7), (2, 8), now_us=0)
+        items = table.begin_pass(100)
+        results = [WorkResult(None, items[0].work.end), WorkResult(50)]
+        table.end_pass(items, results, 5)
+        assert list(table.take_drafts(0)) == [2]
+        assert table.expire(1) == [(1, CloseSession(7, 1, CloseReason.FINISHED))]
+        assert (len(table), table.stats.num_expired, table.take_released()) == (1, 0, [1])
+
     @pytest.mark.parametrize("sign", [verdict(3, 50), verdict(9, 50), Nack(7, 1, 3)])
     def test_a_sign_of_life(self, sign):
         table = filled((1, 7), now_us=0)

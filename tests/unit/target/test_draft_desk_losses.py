@@ -138,6 +138,20 @@ class TestGivenUp:
         rig.desk.maintain([1], SECOND // 10)
         assert [link_id for link_id, _ in rig.take_sent()] == [2]
 
+    def test_for_want_of_room(self, rig):
+        """Its context is too short for this text: no failure, however often, and never again."""
+        for session_id in (1, *(rig.add(PROMPT, 40) for _ in range(9))):
+            rig.desk.maintain([session_id], 0)
+            link_id = rig.desk._sequences[session_id].draft_id
+            epoch = rig.desk._sequences[session_id].session.epoch
+            rig.desk.receive(link_id, CloseSession(session_id, epoch, CloseReason.FINISHED), 0)
+            rig.desk.maintain([session_id], 100 * SECOND)
+            sequence = rig.desk._sequences[session_id]
+            assert sequence.draft_id not in (None, link_id), "the other one has it at once"
+            rig.desk._detach_sequence(sequence, None)
+        assert rig.desk.counts["given_up"] == 10
+        assert set(rig.desk.pool.breaker_states().values()) == {"closed"}
+
     @pytest.mark.parametrize("epoch", [0, 2])
     def test_of_another_epoch(self, rig, epoch):
         rig.desk.receive(1, CloseSession(1, epoch, CloseReason.ABORTED), 0)
