@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModel
 
+from paceline.engine.fused_loss import blended_divergence
 from paceline.errors import ConfigError
 
 FIT_CHATS = 100
@@ -238,17 +239,8 @@ class Loss:
         self, guess: torch.Tensor, hidden: torch.Tensor, done: float
     ) -> tuple[torch.Tensor, float]:
         """The loss, and the KL part as a number; `done` is the share of the run in [0, 1]."""
-        with torch.no_grad():
-            log_target = self._log_probs(hidden)
-            target = log_target.exp()
-        log_draft = self._log_probs(guess.bfloat16())
-        divergence = (target * (log_target - log_draft)).sum(dim=-1).mean()
-        overlap = torch.minimum(target, log_draft.exp()).sum(dim=-1)
         weight = self._recipe.overlap * min(1.0, 2.0 * done)
-        loss = (1.0 - weight) * divergence - weight * (overlap + 1e-4).log().mean()
+        loss, divergence = blended_divergence(guess, hidden, self._rows, weight)
         error = (guess - hidden.float()) @ self._factor
         loss = loss + self._recipe.hidden_weight * error.square().sum(dim=-1).mean()
-        return loss, float(divergence.detach())
-
-    def _log_probs(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(states, self._rows).float().log_softmax(dim=-1)
+        return loss, divergence

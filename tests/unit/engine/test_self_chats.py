@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.engine.chat_files import Chat
 from paceline.engine.distill_data import load_target
-from paceline.engine.self_chats import make_chats, template_parts
+from paceline.engine.self_chats import (
+    ANSWER_TEMPERATURES,
+    make_chats,
+    make_examples,
+    pick,
+    template_parts,
+)
 from paceline.errors import ConfigError
 
 
@@ -31,8 +38,6 @@ def test_the_template_is_cut_around_the_users_text() -> None:
     assert template_parts(CharTokenizer()) == ([65], [66, 67])
     with pytest.raises(ConfigError, match="drops the user's text"):
         template_parts(CharTokenizer("AB"))
-    with pytest.raises(ConfigError, match="nothing behind the user's text"):
-        template_parts(CharTokenizer("A{}"))
 
 
 def test_chats_follow_the_template_and_the_seed(llama_folder: Path) -> None:
@@ -46,4 +51,66 @@ def test_chats_follow_the_template_and_the_seed(llama_folder: Path) -> None:
         assert answer
         assert 2 not in answer
         assert len(chat.ids) <= 90
-    assert chats == list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90, seed=1))
+    again = list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90, seed=1))
+    assert chats == again
+    other = list(make_chats(target, CharTokenizer(), num=5, batch=2, length=90, seed=2))
+    assert not set(chats) & set(other)
+
+
+def test_a_chat_says_the_same_in_any_batch(llama_folder: Path) -> None:
+    """A slot that was used before is no different from a fresh one."""
+    target = load_target(llama_folder, torch.float32)
+
+    def first(batch: int) -> set[Chat]:
+        return set(make_chats(target, CharTokenizer(), num=30, batch=batch, length=60))
+
+    one_by_one = first(1)
+    assert len(one_by_one & first(3)) >= 27  # the last ones differ: the order is that of ends
+
+
+def test_hidden_states_are_those_of_one_pass_over_the_chat(llama_folder: Path) -> None:
+    target = load_target(llama_folder, torch.float32)
+    usual = target.config._attn_implementation
+    for chat, hidden in make_examples(target, CharTokenizer(), num=6, batch=2, length=50):
+        assert target.config._attn_implementation != usual
+        with torch.inference_mode():
+            kept = target.config._attn_implementation
+            target.set_attn_implementation(usual)
+            states = target.model(input_ids=torch.tensor([chat.ids])).last_hidden_state[0]
+            target.set_attn_implementation(kept)
+        torch.testing.assert_close(hidden, states, rtol=1e-4, atol=1e-4)
+    assert target.config._attn_implementation == usual
+
+
+def test_some_answers_are_the_targets_greedy_ones(llama_folder: Path) -> None:
+    target = load_target(llama_folder, torch.float32)
+    num = 2 * len(ANSWER_TEMPERATURES)
+    chats = list(make_chats(target, CharTokenizer(), num=num, batch=num, length=40))
+
+    def is_greedy(chat: Chat) -> bool:
+        with torch.inference_mode():
+            logits = target(input_ids=torch.tensor([chat.ids])).logits[0]
+        best = logits.argmax(dim=-1).tolist()
+        return tuple(best[chat.prompt_len - 1 : -1]) == chat.ids[chat.prompt_len :]
+
+    assert 1 <= sum(is_greedy(chat) for chat in chats) <= num // 2
+
+
+def test_pick_follows_the_law_at_its_temperature() -> None:
+    """Numbers at even distances hit every token as often as its share says."""
+    logits = torch.randn(600, generator=torch.Generator().manual_seed(0))
+    num = 20_000
+    chances = (torch.arange(num, dtype=torch.float64) + 0.5) / num
+    for temperature in (0.5, 1.0):
+        picked = pick(logits.repeat(num, 1), torch.full((num,), temperature), chances)
+        shares = torch.bincount(picked, minlength=600) / num
+        law = (logits / temperature).softmax(dim=-1)
+        assert (shares - law).abs().max() < 2.0 / num
+    best = pick(logits.repeat(3, 1), torch.zeros(3), chances[[0, 9_000, -1]])
+    assert best.tolist() == [int(logits.argmax())] * 3
+
+
+def test_a_length_without_room_for_the_template_is_refused(llama_folder: Path) -> None:
+    target = load_target(llama_folder, torch.float32)
+    with pytest.raises(ConfigError, match="no room for the chat template"):
+        next(make_chats(target, CharTokenizer(), num=1, batch=1, length=4))
