@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 
-from chaos import planted_branches, planted_protocol, planted_recovery
+from chaos import planted_branches, planted_local, planted_protocol, planted_recovery
 from paceline.testing.draw import draw_scenario
 from paceline.testing.shrink import broken_rule
 from paceline.testing.world import Parts
@@ -14,6 +14,7 @@ MAX_SEEDS = 2_000
 BUGS: dict[str, Parts] = {
     **planted_protocol.BUGS,
     **planted_branches.BUGS,
+    **planted_local.BUGS,
     **planted_recovery.BUGS,
 }
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 
+from paceline.proposers.base import LocalProposal
 from paceline.protocol.draft_session import DraftSession, WorkResult
 from paceline.protocol.messages import DraftTokens, Nack, Opened, OpenStatus, Verdict
 from paceline.protocol.target_session import Disposition, TargetSession
@@ -110,6 +111,7 @@ class Parts:
     target: type = TargetSession
     draft: type = DraftSession
     is_noise_keyed_by_position: bool = False
+    chooses_by_value: bool = False
 
 
 @dataclass
@@ -221,6 +223,20 @@ class World:
         text = self.target.log.slice(0, self.target.committed_len)
         self.pass_of = (text, rows, self.target.verifying_probs)
 
+    def begin_local(self, laws, chance, limit):
+        """Local proposals instead of the window: a function of the committed text."""
+        text = self.target.log.slice(0, self.target.committed_len)
+        guesses = []
+        for place in range(limit):
+            law = laws.target((*text, *guesses))
+            guesses.append((law.index(max(law)) + place) % NUM_TOKENS)
+        window = self.target.log.slice(len(text))
+        if self.parts.chooses_by_value and window and window[0] != guesses[0]:
+            self.begin_pass(laws, chance, limit)
+            return
+        rows = self.target.begin_verify(limit, LocalProposal(tuple(guesses)))
+        self.pass_of = (text, rows, self.target.verifying_probs)
+
     def end_pass(self, laws, chance):
         text, rows, probs = self.pass_of
         self.pass_of = None
@@ -315,6 +331,18 @@ SCHEDULES = {
     "another_draft_during_the_pass": (
         "draw, draw, send, copy, at_target, begin_pass 2, reopen, draw, send, at_target,"
         "end_pass, at_target, at_draft"
+    ),
+    "local_passes_between": (
+        "draw, draw, draw, send, at_target, begin_local 2, end_pass, at_draft, begin_pass 2,"
+        "end_pass, at_draft"
+    ),
+    "local_while_proposals_arrive": (
+        "draw, draw, send, begin_local 2, at_target, draw, end_pass, send, at_draft, at_target,"
+        "begin_pass 2, end_pass, at_draft"
+    ),
+    "local_behind_a_rejection": (
+        "draw, draw, draw, send, at_target, begin_pass 2, draw, send, end_pass, begin_local 1,"
+        "at_target, end_pass, at_draft, at_draft"
     ),
     "blocks_of_three_then_one": (
         "draw, draw, draw, send, at_target, begin_pass 3, end_pass, at_draft, draw, draw, send,"

@@ -202,7 +202,7 @@ def paths(proposal: LocalProposal) -> list[tuple[int, ...]]:
     assert len(parents) == nodes
     found: list[tuple[int, ...]] = []
     for token_id, parent in zip(proposal.token_ids, parents, strict=True):
-        found.append(((*found[parent], token_id) if parent >= 0 else (token_id,)))
+        found.append((*found[parent], token_id) if parent >= 0 else (token_id,))
     assert proposal.depth == max(map(len, found), default=0)
     return found
 

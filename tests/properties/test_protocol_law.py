@@ -83,7 +83,20 @@ class HearsOnlyTokens(DraftSession):
         return super().receive_verdict(replace(verdict, has_rejection=False))
 
 
+class ForgetsTheLaws(TargetSession):
+    """The window moves on behind a local pass, its laws do not."""
+
+    def commit(self, acceptance, *path):
+        is_local, laws = self._verifying.is_local, list(self._laws.probs)
+        delta = super().commit(acceptance, *path)
+        if is_local:
+            self._laws.probs = laws[: self.window_len]
+        return delta
+
+
 BUGS = {
+    "chooses_by_value": ("block", "local_passes_between", Parts(chooses_by_value=True)),
+    "forgets_the_laws": ("block", "local_passes_between", Parts(target=ForgetsTheLaws)),
     "keeps_what_fits": ("peeking", "lock_step", Parts(target=KeepsWhatFits)),
     "takes_late_proposals": ("peeking", "twice", Parts(target=TakesLateProposals)),
     "repeats_only_tokens": ("peeking", "gap_after_the_repeat", Parts(target=RepeatsOnlyTokens)),

@@ -30,6 +30,8 @@ from tests.unit.engine.medusa_limits import MEDUSA_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
 from tests.unit.methods_limits import METHODS_LIMITS, METHODS_NOT_A_LIMIT
 from tests.unit.metrics.limits import METRICS_CONSTANTS
+from tests.unit.proposers.limits import PROPOSER_CONSTANTS, PROPOSER_LIMITS
+from tests.unit.target.limits import TARGET_CONSTANTS
 from tests.unit.tracing.limits import TRACING_CONSTANTS, TRACING_LIMITS, TRACING_NOT_A_LIMIT
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -43,6 +45,7 @@ LIMITS: dict[str, str] = {
     **TRACING_LIMITS,
     **AUDIT_LIMITS,
     **METHODS_LIMITS,
+    **PROPOSER_LIMITS,
     "gateway.max_body_bytes": f"{GATEWAY}/test_malformed.py::test_body_too_large",
     "gateway.max_header_bytes": f"{GATEWAY}/test_http_limits.py::test_header_limit_is_exact",
     "gateway.max_tokens": f"{GATEWAY}/test_http_limits.py::test_max_tokens_at_the_limit",
@@ -155,6 +158,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "target.alive_interval_s": "pace",
     **dict.fromkeys(("target.host", "target.port_min", "target.port_max"), "address"),
     **dict.fromkeys((f"speculation.{name}" for name in ("method", "mode", "lookahead")), "switch"),
+    "speculation.hybrid_lookup": "switch",
     "speculation.num_speculative_tokens": "default",
     "rpc.breaker_min_s": "pace",
     "rpc.tls_dir": "folder",
@@ -183,8 +187,10 @@ CONSTANTS: dict[str, str] = {
     **CLI_CONSTANTS,
     **TRACING_CONSTANTS,
     **METRICS_CONSTANTS,
+    **TARGET_CONSTANTS,
     **AUDIT_CONSTANTS,
     **MEDUSA_CONSTANTS,
+    **PROPOSER_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -240,9 +246,6 @@ CONSTANTS: dict[str, str] = {
     "bench.prompts:MAX_PROMPTS": (f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"),
     "bench.prompts:MAX_FILE_BYTES": (
         f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"
-    ),
-    "protocol.target_session:MAX_UNTOLD": (
-        f"{TARGET}/test_resting.py::test_it_is_told_now_and_then_so_that_it_keeps_the_sequence"
     ),
     "gateway.auth:MAX_KEY_BYTES": f"{GATEWAY}/test_auth.py::test_everybody_else_is_refused",
     "gateway.failover:MAX_SUSPECT_RETRIES": (

@@ -10,6 +10,7 @@ import typer
 from paceline import __version__, models
 from paceline.cli.bench_autoscale import bench_autoscale
 from paceline.cli.bench_live import bench_live
+from paceline.cli.bench_methods import bench_methods
 from paceline.cli.bench_orchestration import bench_orchestration
 from paceline.cli.bench_tracing import bench_tracing
 from paceline.cli.chat import chat
@@ -67,6 +68,7 @@ bench_app.command("orchestration")(bench_orchestration)
 bench_app.command("live")(bench_live)
 bench_app.command("autoscale")(bench_autoscale)
 bench_app.command("tracing")(bench_tracing)
+bench_app.command("methods")(bench_methods)
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on; default: the file's.")]
 Port = Annotated[int | None, typer.Option(min=0, max=65535, help="0 takes a free one.")]

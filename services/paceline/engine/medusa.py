@@ -9,6 +9,8 @@ Knows modules and rows of hidden states; no cache, no request and no text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import torch
 import torch.nn.functional as F
 
 from paceline.engine.base import StepResult
+from paceline.engine.keyed_noise import gumbel, make_keys, token_words
+from paceline.engine.logit_filters import mask_scaled
 from paceline.engine.medusa_folder import HeadTensors, MedusaTensors, read_medusa
 from paceline.engine.packed_linear import pack_linears
 from paceline.engine.pass_results import PassPart
-from paceline.engine.sampler import BatchedSampler, SampleRow
 from paceline.engine.step_rows import deciding_row, head_sampling
 from paceline.errors import ConfigError
+from paceline.sampling.params import SamplingParams
 
 HEAD_TOP_N = 64
 ROWS_HINT = 4  # a few heads of one sequence
@@ -104,6 +108,14 @@ def load_medusa(hf_model: Any, folder: Path) -> MedusaHeads:
     return MedusaHeads(read_medusa(folder, hidden_size, width, output.weight.dtype), output)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadRow:
+    """How a row of a head's logits becomes candidates; `output_index`: of the place, for noise."""
+
+    sampling: SamplingParams
+    output_index: int
+
+
 class HeadSampler:
     """From rows of a pass to `StepResult.head_token_ids`.
 
@@ -118,7 +130,6 @@ class HeadSampler:
     ) -> None:
         self._num_heads, self._vocab_size = num_heads, vocab_size
         self._head_logits = head_logits
-        self._sampler = BatchedSampler(draft_top_n=HEAD_TOP_N)
 
     def add(self, parts: Sequence[PassPart], results: Sequence[StepResult]) -> None:
         """Fill in the candidates of the items that ask for them; call it right after the pass."""
@@ -135,21 +146,51 @@ class HeadSampler:
         logits = self._head_logits(
             [part.sampled[row] for (part, _), row in zip(asked, deciding, strict=True)]
         )
-        laws = [head_sampling(part.item.sampling) for part, _ in asked]
         # head 0 guesses what comes after the token of the deciding row
-        indices = [
-            part.rows[row].output_index + 1 for (part, _), row in zip(asked, deciding, strict=True)
-        ]
         rows = [
-            SampleRow(law, index + head)
+            HeadRow(head_sampling(part.item.sampling), part.rows[row].output_index + 1 + head)
             for head in range(self._num_heads)
-            for law, index in zip(laws, indices, strict=True)
+            for (part, _), row in zip(asked, deciding, strict=True)
         ]
         num_best = max(part.item.num_head_candidates for part, _ in asked)
-        ranks = self._sampler.rank(logits[..., : self._vocab_size].flatten(0, 1), rows, num_best)
+        ranks = rank_rows(logits[..., : self._vocab_size].flatten(0, 1), rows, num_best)
         for place, (part, result) in enumerate(asked):
             count = part.item.num_head_candidates
             result.head_token_ids = tuple(best[:count] for best in ranks[place :: len(asked)])
+
+
+def rank_rows(
+    logits: torch.Tensor, rows: Sequence[HeadRow], num_best: int
+) -> list[tuple[int, ...]]:
+    """The `num_best` best ids of each row of logits [rows, vocab_size], lowest id on ties.
+
+    What `BatchedSampler.rank` does, from the row's HEAD_TOP_N most likely ids alone: only they are
+    filtered, and have noise. Fewer where fewer are possible, none where the row holds NaN.
+    """
+    if any(row.sampling.logit_bias for row in rows):
+        logits = logits.to(torch.float64, copy=True)
+        for values, row in zip(logits, rows, strict=True):
+            for token_id, bias in row.sampling.logit_bias:
+                values[token_id : token_id + 1] += bias  # nothing beyond the vocabulary
+    top = logits.topk(min(HEAD_TOP_N, logits.shape[1]))
+    # the rest is too little for a GPU
+    scores, token_ids = top.values.double().cpu(), top.indices.cpu()
+    if not all(row.sampling.is_greedy for row in rows):
+        keys = make_keys(
+            [(row.sampling.seed, row.sampling.choice, row.output_index) for row in rows],
+            token_ids.device,
+        )
+        noise = gumbel(token_words(token_ids, keys))
+        for place, row in enumerate(rows):
+            if not row.sampling.is_greedy:
+                scaled = (scores[place] - scores[place].max()) / row.sampling.temperature
+                scores[place] = mask_scaled(scaled, row.sampling) + noise[place]
+    ranks = []
+    for listed, ids in zip(scores.tolist(), token_ids.tolist(), strict=True):
+        order = sorted((-score, i) for score, i in zip(listed, ids, strict=True) if isfinite(score))
+        has_nan = any(map(isnan, listed))
+        ranks.append(() if has_nan else tuple(token_id for _, token_id in order[:num_best]))
+    return ranks
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.nn.Linear:

@@ -264,7 +264,7 @@ class ToyEngine:
         if reservation.first:
             index, offset = divmod(reservation.first - 1, block_size)
             state = self._kv[reservation.blocks[index]][offset]
-        states = []
+        states: list[int] = []
         num_committed = len(reservation.computed_ids) - len(parents)
         for row, token_id in enumerate(reservation.computed_ids):
             if row >= num_committed:
@@ -288,8 +288,8 @@ class ToyEngine:
     ) -> tuple[tuple[int, ...], int | None, tuple[SparseProbs, ...]]:
         """(tokens, number accepted, laws) of the sampled rows, by the item's rule."""
         if item.rule is None or not states:
-            rows = zip(states, sample_offsets(item), strict=False)  # no states before the end
-            tokens = tuple(self._sample(state, item, offset) for state, offset in rows)
+            places = zip(states, sample_offsets(item), strict=False)  # no states before the end
+            tokens = tuple(self._sample(state, item, offset) for state, offset in places)
             return tokens, None, ()
         rows = [self._row(state, item, offset) for offset, state in enumerate(states)]
         if isinstance(item.rule, Propose):

@@ -8,16 +8,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+# What an index entry takes, at most; there is one for each token and length of run.
+MAX_RUN_BYTES = 192
 _ID_BYTES = array("i").itemsize
 
 
 class NgramProposer:
     """The longest run of the last `max_n`..`min_n` tokens that occurred before is looked up.
 
-    Of several places the most recent counts: see README for what was measured. What follows may
+    Of several places the most recent counts. Tried on greedy texts of the demo target, at most 8
+    proposals, tokens per pass: 2.74 against 2.67 with the first place (questions about passages),
+    1.55 against 1.53 (summaries), 1.22 against 1.21 (chats), but 3.33 against 3.36 (copies) and
+    1.69 against 1.75 (code to complete): no great matter, and the end of a long text is about what
+    is near it. What follows may
     reach the end of the text and then goes on as if the proposal stood there, so that a text of
     period p proposes whole periods. `extend` takes O(max_n - min_n + 1) steps a token, `propose`
-    as many and one per proposed token; memory is O(max_n - min_n + 1) table entries a token.
+    as many and one per proposed token; memory is at most MAX_RUN_BYTES * (max_n - min_n + 1) a
+    token.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:

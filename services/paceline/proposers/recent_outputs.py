@@ -15,12 +15,12 @@ MAX_NAMESPACES = 16
 
 
 class RecentOutputs:
-    """At most `max_tokens` tokens in each namespace (one more for each output), oldest first out.
+    """At most `max_tokens` tokens in each namespace, a separator per output among them.
 
-    A suffix tree cannot lose its oldest text cheaply. So there are two, of half the size each:
-    when the newer one is full, the older one goes. Memory is at most MAX_NAMESPACES * max_tokens *
-    `suffix.MAX_TOKEN_BYTES`. `add` takes O(max_depth) steps a token, `find` O(max_depth *
-    log(max_depth)).
+    The oldest go first, but a suffix tree cannot lose a text cheaply: there are two, of half the
+    size each, and when the newer one is full, the older one goes. Memory is at most MAX_NAMESPACES
+    * max_tokens * `suffix.MAX_TOKEN_BYTES`. `add` takes O(max_depth) steps a token, `find`
+    O(max_depth * log(max_depth)).
     """
 
     def __init__(self, max_tokens: int, max_depth: int) -> None:

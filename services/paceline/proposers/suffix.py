@@ -14,7 +14,7 @@ from paceline.proposers.recent_outputs import RecentOutputs
 from paceline.proposers.suffix_tree import SuffixTree
 
 # A remembered token's share of a tree, at most: text, two nodes and their table entries.
-MAX_TOKEN_BYTES = 512
+MAX_TOKEN_BYTES = 384
 
 
 class SuffixProposer:

@@ -122,16 +122,17 @@ class SuffixTree:
             self._append(token_id)
 
     def _append(self, token: int) -> None:
-        index = len(self._text)
-        self._text.append(token)
         nodes, offsets = self._nodes, self._offsets
+        text, starts, ends, counts = self._text, self._start, self._end, self._count
+        index = len(text)
+        text.append(token)
         nodes.append(_ROOT)
         offsets.append(0)
         num_left = 0
         for walker, (node, offset) in enumerate(zip(nodes, offsets, strict=True)):
-            position = self._start[node] + offset
-            if position < self._end[node]:
-                if self._text[position] == token:
+            position = starts[node] + offset
+            if position < ends[node]:
+                if text[position] == token:
                     offsets[walker] = offset + 1
                     continue
                 node = self._split(walker)
@@ -142,9 +143,9 @@ class SuffixTree:
                 num_left = walker + 1  # if a run has left the tree, all longer ones have before
             else:
                 nodes[walker], offsets[walker] = child, 1
-            self._count[child] += 1
+            counts[child] += 1
             self._followers[node] += 1
-            if self._count[child] >= self._count[self._best[node]]:
+            if counts[child] >= counts[self._best[node]]:
                 self._best[node] = child
         if len(nodes) - num_left == self._max_depth:
             self._end_of_path(num_left, index + 1)

@@ -16,6 +16,8 @@ from paceline.target.head_stats import MAX_HEAD_CANDIDATES, HeadStats, node_surv
 from paceline.target.sequence import Sequence
 from paceline.target.sources import Source, SourceSet
 
+# Accepted tokens that heads must be expected to bring in a pass: to ask them costs about so much.
+MIN_HEAD_GAIN = 0.2
 MAX_HEAD_CLASSES = 64  # of which something is known; one more, and all begin anew
 
 
@@ -74,7 +76,10 @@ class HeadDrafts:
         if not heads:
             return stats.is_quiet and stats.rest()
         stats.learn(heads, text)
-        if source is not found.chosen or not num_draft_tokens:
+        gain = 0.0
+        if source is found.chosen and source.survivals is not None:
+            gain = source.survivals.sums[num_draft_tokens]
+        if gain < MIN_HEAD_GAIN:
             stats.lose()
         elif not found.is_trying:
             stats.win()

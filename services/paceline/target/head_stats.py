@@ -25,7 +25,7 @@ _PRIOR_FIRST, _PRIOR_BY_HEAD, _PRIOR_BY_RANK = 0.5, 0.75, 0.3
 _PRIOR_WEIGHT = 8.0
 _DECAY_EVERY, _DECAY = 64, 0.5 ** (64 / 2000)
 _GRID = 40  # of probabilities: trees of equal tables are made once
-_MAX_PROB = 0.98
+_MIN_PROB, _MAX_PROB = 0.005, 0.98  # low enough that no row pays for nothing
 
 Table = tuple[tuple[float, ...], ...]
 
@@ -125,4 +125,4 @@ def _prior(head: int, rank: int) -> float:
 
 
 def _on_grid(prob: float) -> float:
-    return min(_MAX_PROB, max(1.0, round(prob * _GRID)) / _GRID)
+    return min(_MAX_PROB, max(_MIN_PROB, round(prob * _GRID) / _GRID))

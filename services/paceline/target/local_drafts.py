@@ -29,7 +29,7 @@ from paceline.target.stats import SchedulerStats
 
 
 class LocalDrafts:
-    """Of one target. `failures`: the first exception of each source, for whoever keeps a log."""
+    """Of one target."""
 
     def __init__(
         self,
@@ -45,7 +45,8 @@ class LocalDrafts:
         self._heads = HeadDrafts(info.num_heads, speculation, policy)
         self._recent = _recent_outputs(speculation)
         self._keeps_outputs = False  # somebody has looked texts up in them
-        self.failures: dict[ProposalSource, Exception] = {}
+        self._failures: dict[ProposalSource, Exception] = {}
+        self._num_told = 0  # of the failures
 
     @property
     def policy(self) -> LookaheadPolicy:
@@ -183,7 +184,7 @@ class LocalDrafts:
             source.proposal = self._look_up(sequence, source, most)
         except Exception as error:  # whatever it is, the text goes on without it
             self._stats.by_source[source.name].num_failures += 1
-            self.failures.setdefault(source.name, error)
+            self._failures.setdefault(source.name, error)
             sequence.barred_sources.add(source.name)
             found.sources.remove(source)
 
@@ -210,6 +211,14 @@ class LocalDrafts:
             str(request.cache_salt),
             request.adapter,
         )
+
+    def take_failures(self) -> list[tuple[ProposalSource, Exception]]:
+        """The first exception of each source that nobody has taken yet, for a log."""
+        if self._num_told == len(self._failures):
+            return []
+        new = list(self._failures.items())[self._num_told :]
+        self._num_told = len(self._failures)
+        return new
 
     # -- after a pass -------------------------------------------------------------------------
 

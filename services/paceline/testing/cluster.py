@@ -15,7 +15,7 @@ from functools import partial
 from random import Random
 
 from paceline.errors import PacelineError
-from paceline.generation import GenerateRequest
+from paceline.generation import GenerateRequest, SpeculationRequest
 from paceline.testing.channel import Ways
 from paceline.testing.clock import VirtualClock
 from paceline.testing.draw import draw_scenario
@@ -43,7 +43,9 @@ MAX_EVENTS = 60_000
 RECOVERY_PASS_US = 5_000
 # Longer than any fault lasts and any breaker stays dark.
 RECOVERY_US = 120_000
-RECOVERY_REQUEST = GenerateRequest("recovery", (3, 5, 7), 16, GREEDY, ignore_eos=True)
+RECOVERY_REQUEST = GenerateRequest(
+    "recovery", (3, 5, 7), 16, GREEDY, (), SpeculationRequest("model"), ignore_eos=True
+)
 DEFAULT_PARTS = Parts()
 # How code that is wrong may fail.
 FAILURES = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from paceline.methods import LOCAL_SOURCES
 from paceline.testing.faults import Fault
 from paceline.testing.scenario import MESSAGE_KINDS
 
@@ -28,6 +29,8 @@ CASES = (
     *("stalled", "dark", "probed", "restored", "drained", "moved", "recovered"),
     *("rested", "caught_up", "woken", "alternate", "adopted", "alternates_evicted"),
     *("stale_branch", "promoted", "branches_given_up"),
+    *(f"{source} {what}" for source in LOCAL_SOURCES for what in ("accepted", "rejected")),
+    *("tree_branches", "local_kept_window", "proposer_failed"),
 )
 RARE = frozenset(
     (

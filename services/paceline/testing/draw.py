@@ -10,6 +10,7 @@ from dataclasses import replace
 from random import Random
 
 from paceline.generation import GenerateRequest
+from paceline.methods import METHODS
 from paceline.protocol.alternates import MAX_ALTERNATES
 from paceline.protocol.target_session import MAX_UNTOLD
 from paceline.testing.faults import FaultPlan
@@ -31,6 +32,7 @@ from paceline.testing.scenario import (
 )
 
 NUM_BURST = 10
+_METHODS = 0x50C1A1  # whatever
 
 
 def draw_scenario(seed: int) -> Scenario:
@@ -71,6 +73,7 @@ def draw_scenario(seed: int) -> Scenario:
     faults = replace(
         scenario.faults, num_aborts=rng.choice((0, 0, 1)), horizon_us=scenario.pass_us * 16
     )
+    scenario = _draw_methods(Random(seed ^ _METHODS), scenario)
     return replace(
         scenario,
         faults=faults,
@@ -114,6 +117,21 @@ def _draw_parameters(rng: Random, request: GenerateRequest, roll: float) -> Gene
     if rng.random() < 0.05:
         return replace(request, num_logprobs=2, num_prompt_logprobs=1)
     return request
+
+
+def _draw_methods(rng: Random, scenario: Scenario) -> Scenario:
+    """Where proposals come from, by a stream of its own: all else is as if it were not drawn."""
+    num_heads = rng.choice((0, 0, 2, 3))
+    methods = [method for method in METHODS if num_heads or method != "medusa"]
+    clients = []
+    for client in scenario.clients:
+        request = client.request
+        if request.speculation != OFF and rng.random() < 0.5:
+            asked = replace(request.speculation, method=rng.choice(methods))
+            client = replace(client, request=replace(request, speculation=asked))
+        clients.append(client)
+    method = rng.choice(("model", "model", "hybrid", "auto"))
+    return replace(scenario, clients=tuple(clients), num_heads=num_heads, method=method)
 
 
 # -- trouble --------------------------------------------------------------------------------

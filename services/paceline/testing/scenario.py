@@ -13,7 +13,9 @@ from paceline.config import RpcConfig, SpeculationConfig, TargetConfig
 from paceline.engine.base import EngineInfo, StepItem
 from paceline.engine.toy import ToyEngine
 from paceline.generation import GenerateRequest, SpeculationRequest
+from paceline.methods import SpeculationMethod
 from paceline.protocol.alternates import MAX_ALTERNATES
+from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.target_session import MAX_UNTOLD
 from paceline.sampling.params import SamplingParams, VerificationMode
 from paceline.testing.faults import FaultPlan
@@ -74,7 +76,8 @@ class Scenario:
     `is_controlled`: drafts dial whom the controller names, else everybody. `gateway_us`: the way
     between a gateway and a target. `is_overload`: the requests are meant to be too many.
     `checks_recovery`: after the faults one more request must be helped by a draft.
-    `lookahead`: the configuration's, or "random" (`random_lookahead`). `max_untold` and
+    `lookahead`: the configuration's, or "random" (`random_lookahead`). `method`: the deployment's;
+    `num_heads`: of the targets. `max_untold` and
     `max_alternates` are the session's bounds, at the simulation's pace.
     """
 
@@ -110,6 +113,8 @@ class Scenario:
     is_overload: bool = False
     checks_recovery: bool = False
     lookahead: Literal["adaptive", "fixed", "random"] = "fixed"
+    method: SpeculationMethod = "model"
+    num_heads: int = 0
     max_fan_out: int = 0
     max_untold: int = MAX_UNTOLD
     max_alternates: int = MAX_ALTERNATES
@@ -136,6 +141,7 @@ class Scenario:
             self.max_lone_wait_ms,
             "adaptive" if self.lookahead == "adaptive" else "fixed",
             self.max_fan_out,
+            self.method,
         )
 
     @property
@@ -143,7 +149,8 @@ class Scenario:
         return rpc_config(self.open_timeout_us)
 
     def target_info(self) -> EngineInfo:
-        return engine_info("toy-target", self.target_num_blocks, MAX_MODEL_LEN)
+        info = engine_info("toy-target", self.target_num_blocks, MAX_MODEL_LEN)
+        return replace(info, num_heads=self.num_heads)
 
     def draft_info(self) -> EngineInfo:
         return engine_info("toy-draft", self.draft_num_blocks, self.draft_max_len)
@@ -184,8 +191,10 @@ def speculation_config(
     max_lone_wait_ms: float,
     lookahead: Literal["adaptive", "fixed"],
     max_fan_out: int,
+    method: SpeculationMethod,
 ) -> SpeculationConfig:
     return SpeculationConfig(
+        method=method,
         num_speculative_tokens=num_speculative_tokens,
         max_num_speculative_tokens=num_speculative_tokens,
         max_draft_ahead=max_draft_ahead,
@@ -212,7 +221,7 @@ def rpc_config(open_timeout_us: int) -> RpcConfig:
 
 def is_lawful(request: GenerateRequest) -> bool:
     """Whether the text depends on the drafts (its law does not)."""
-    return request.speculation in LAWFUL
+    return request.speculation.mode in REJECTION_MODES
 
 
 def target_only(engine_seed: int, request: GenerateRequest, choice: int = 0) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from paceline.engine.base import OutOfBlocks, StepResult
 from paceline.errors import RequestError
 from paceline.gateway.failover import target_died, target_lost
 from paceline.generation import GenerateRequest, RoundDelta
-from paceline.protocol.messages import DraftTokens, Hello, OpenSession, Verdict
+from paceline.protocol.messages import DraftTokens, Hello
 from paceline.protocol.target_session import TargetSession
 from paceline.target.endings import Ending
 from paceline.target.intake import living_outputs
@@ -26,6 +26,7 @@ from paceline.testing.clock import Action
 from paceline.testing.desk_checks import DeskChecks
 from paceline.testing.faults import Fault
 from paceline.testing.invariants import TargetView, require
+from paceline.testing.local_proposals import take_over_proposers
 from paceline.testing.network import Envelope, Stream
 from paceline.testing.random_lookahead import calm, take_over
 from paceline.testing.scenario import ALIVE_US, is_lawful
@@ -63,6 +64,8 @@ class SimulatedTarget:
         )
         self.num_boots += 1
         take_over(self.scheduler, scenario, self.life, is_calm=world.network.is_healed)
+        guesses = world.parts.target_engine(info, seed=scenario.engine_seed)
+        take_over_proposers(self.scheduler, guesses, scenario.seed)
         self.checks = TargetChecks(world, self.scheduler)
         self.desk_checks = DeskChecks(world, self.scheduler, self.clock)
         self.requests: dict[Channel, Answers] = {}
@@ -122,10 +125,7 @@ class SimulatedTarget:
         calm(self.scheduler)
 
     def life_counts(self) -> Counter[str]:
-        counts = Counter(self.scheduler.drafts.counts)
-        counts["preempted"] += self.scheduler.stats.num_preemptions
-        counts["prefix_tokens"] += self.scheduler.stats.num_prefix_tokens
-        return counts
+        return self.checks.life_counts()
 
     def _do(self, action: Action) -> None:
         """Now, or when the process goes on."""
@@ -266,8 +266,7 @@ class SimulatedTarget:
         pool = self.scheduler.drafts.pool
         for link_id, messages in pool.take_outbox().items():
             for message in messages:
-                if isinstance(message, OpenSession | Verdict):
-                    self._world.checker.target_sends(self.life, message)
+                self.checks.sends(self.life, message)
                 self._world.network.to_draft(self.streams[link_id], Envelope(message))
         for link_id in pool.take_outlaws():
             self._world.checker.counts["outlaw"] += 1
@@ -322,12 +321,8 @@ class SimulatedTarget:
             require(self.scheduler.make_room(plan), "a lone sequence does not fit")
             return False
         self._in_pass = True
-        for entry, result in zip(plan.entries, results, strict=True):
-            cached = self.engine.cached[entry.session_id]
-            log = self.session(entry.session_id).log
-            world.checker.cache_is("target", cached, log.slice(0, len(cached)))
-            world.checker.counts["unfinished_prefills"] += not result.token_ids
         self.checks.rows(plan, results)
+        self.checks.caches(plan, results, self.engine.cached)
         free = self.engine.num_free_blocks
         self._later(lambda: self._end_pass(plan, results, started_us, free))
         return True
@@ -344,7 +339,9 @@ class SimulatedTarget:
             if is_lawful(answers.request) and result.token_ids and not is_aborted:
                 self.checks.rejection(entry, result)
         times = PassTimes(started_us, self.clock.now_us)
+        windows = self.checks.windows(plan)
         self.scheduler.commit_pass(plan, results, times, num_free_blocks)
+        self.checks.kept(windows)
         self.wake()
 
     def _deliver(self) -> None:

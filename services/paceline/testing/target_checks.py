@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from paceline.engine.base import StepResult, Verify
 from paceline.errors import OverloadedError, RequestError
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.methods import LOCAL_SOURCES, ProposalSource
+from paceline.protocol.messages import OpenSession, Verdict
+from paceline.protocol.target_session import TargetSession
 from paceline.target.passes import Hold, PassEntry, PassPlan
 from paceline.target.scheduler import Scheduler
 from paceline.target.sequence import Sequence as TargetSequence
+from paceline.target.sources import sources_of
 from paceline.testing.channel import Channel
 from paceline.testing.invariants import require
 from paceline.testing.scenario import BLOCK_SIZE
@@ -50,6 +55,16 @@ class TargetChecks:
 
     def __post_init__(self) -> None:
         self._reference = Reference(self.world.scenario.engine_seed)
+
+    def life_counts(self) -> Counter[str]:
+        scheduler = self.scheduler
+        counts = Counter(scheduler.drafts.counts)
+        counts["preempted"] += scheduler.stats.num_preemptions
+        counts["prefix_tokens"] += scheduler.stats.num_prefix_tokens
+        for source, of_it in scheduler.stats.by_source.items():
+            counts["proposer_failed"] += of_it.num_failures
+            counts[f"{source} tried"] += of_it.num_explored
+        return counts
 
     # -- coming and going -------------------------------------------------------------------
 
@@ -151,6 +166,65 @@ class TargetChecks:
         most = min(plan.num_rows, self.world.scenario.max_rows_per_pass)
         require(num_rows <= most, "more rows than a pass may have", num_rows, most)
 
+    def caches(
+        self, plan: PassPlan, results: Iterable[StepResult], cached: Mapping[int, list[int]]
+    ) -> None:
+        """A pass over them has run: each cache has the session's text, and behind it what was
+        verified; of a tree, the accepted path."""
+        checker = self.world.checker
+        for entry, result in zip(plan.entries, results, strict=True):
+            session, held = self._session(entry.session_id), cached[entry.session_id]
+            is_tree = bool(entry.item.tree_parents)
+            verified = result.token_ids[:-1] if is_tree else entry.draft_token_ids
+            text = (*session.log.slice(0, session.committed_len), *verified)
+            checker.cache_is("target", held, text[: len(held)])
+            checker.counts["unfinished_prefills"] += not result.token_ids
+            path = entry.draft_token_ids[: len(verified)]
+            checker.counts["tree_branches"] += is_tree and verified != path
+
+    def windows(self, plan: PassPlan) -> dict[int, tuple[int, tuple[int, ...]]]:
+        """Of the sequences whose local proposals are about to be judged: committed tokens, and the
+        draft's window, which has no part in that."""
+        found = {}
+        for entry in plan.entries:
+            sequence = self.scheduler._sequences[entry.session_id]
+            if sequence.source_of(len(entry.draft_token_ids)) in LOCAL_SOURCES:
+                session = sequence.session
+                start = session.committed_len
+                found[entry.session_id] = (start, session.log.slice(start))
+        return found
+
+    def kept(self, windows: Mapping[int, tuple[int, tuple[int, ...]]]) -> None:
+        """What the text has not contradicted of a window is there as before."""
+        for session_id, (start, window) in windows.items():
+            sequence = self.scheduler._sequences.get(session_id)
+            if sequence is None:
+                continue
+            session = sequence.session
+            num = session.committed_len - start
+            if (
+                len(window) > num
+                and session.log.slice(start, session.committed_len) == window[:num]
+            ):
+                left = session.log.slice(session.committed_len)
+                require(left == window[num:], "a window was lost to local proposals", left, window)
+                self.world.checker.counts["local_kept_window"] += 1
+
+    def sends(self, life: int, message: object) -> None:
+        """To a draft; who has no use for one does not ask one."""
+        if isinstance(message, OpenSession | Verdict):
+            self.world.checker.target_sends(life, message)
+        if isinstance(message, OpenSession):
+            names = self._sources(message.session_id)
+            require("model" in names, "a draft for a sequence that wants none", names)
+
+    def _sources(self, session_id: int) -> tuple[ProposalSource, ...]:
+        scenario, asked = self.world.scenario, self.served[session_id].answers.request.speculation
+        return sources_of(asked.method, scenario.speculation, scenario.num_heads)
+
+    def _session(self, session_id: int) -> TargetSession:
+        return self.scheduler._sequences[session_id].session
+
     def rejection(self, entry: PassEntry, result: StepResult) -> None:
         """Rejection modes: the same from the text, in one go and without a cache.
 
@@ -169,7 +243,8 @@ class TargetChecks:
         owner = self.world.checker.noise.setdefault(key, attempt)
         require(owner == attempt, "a resumed choice has an earlier try's noise", owner, attempt)
         text = (*served.text, *entry.draft_token_ids)
-        expected = self._reference.step(replace(item, start=0, token_ids=text, max_rows=None))
+        plain = replace(item, start=0, token_ids=text, max_rows=None, num_head_candidates=0)
+        expected = self._reference.step(plain)
         got = (result.token_ids, result.num_accepted)
         require(got == (expected.token_ids, expected.num_accepted), "not by the rule", got)
         num_draft = len(entry.draft_token_ids)
@@ -186,6 +261,13 @@ class TargetChecks:
         counts["prompt_logprobs"] += len(delta.prompt_logprobs)
         counts["cached_prompts"] += delta.num_cached_tokens > 0
         counts["committed"] += len(delta.token_ids)
+        source, num_draft = delta.source, delta.num_draft_tokens
+        require(bool(source) == (num_draft > 0), "proposals from nowhere", source, num_draft)
+        if source:
+            names = self._sources(session_id)
+            require(source in names, "a source that was not asked for", source, names)
+            counts[f"{source} accepted"] += delta.num_accepted_tokens
+            counts[f"{source} rejected"] += num_draft - delta.num_accepted_tokens
         num_full = delta.num_accepted_tokens + 1
         is_full = len(delta.token_ids) == num_full
         is_cut = delta.finish_reason is not None and 0 < len(delta.token_ids) <= num_full

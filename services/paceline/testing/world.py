@@ -187,7 +187,10 @@ class RecordingEngine:
             end = item.start + len(item.token_ids)
             end = end if result.cached_len is None else result.cached_len
             del cached[item.start :]
-            cached += item.token_ids[: end - item.start]
+            rows = item.token_ids
+            if item.tree_parents:
+                rows = (*rows[: -len(item.tree_parents)], *result.token_ids[:-1])
+            cached += rows[: end - item.start]
         return results
 
     @property

@@ -17,7 +17,7 @@ from paceline.engine.base import Propose, StepItem, StepResult, Verify
 from paceline.engine.checks import MAX_HEAD_CANDIDATES
 from paceline.engine.graph_runner import GraphRunner
 from paceline.engine.loader import load_engine
-from paceline.engine.medusa import HEAD_TOP_N, load_medusa
+from paceline.engine.medusa import HEAD_TOP_N, HeadRow, load_medusa, rank_rows
 from paceline.engine.packed import pack_int8, unpack
 from paceline.engine.pass_plan import SequenceRows
 from paceline.engine.step_rows import deciding_row, head_sampling
@@ -36,7 +36,7 @@ from tests.unit.engine.medusa_heads import (
 )
 from tests.unit.engine.subjects import COUPLED, EVERYTHING, GREEDY, dense, law_around, tokens
 
-FILTERED = SamplingParams(temperature=0.7, top_k=20, top_p=0.9, seed=5, choice=1)
+FILTERED = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.01, seed=5, choice=1)
 SMALL_VOCAB = [*range(3, 40), 60, 99]
 
 
@@ -258,6 +258,25 @@ def test_heads_change_no_token(
     assert found[0] == found[1] == found[2]
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
+
+
+def test_rows_that_are_no_numbers_name_nothing() -> None:
+    logits = torch.randn(4, 90)
+    logits[0, 7] = float("nan")
+    logits[1] = float("-inf")
+    logits[2, [4, 80]] = 100.0
+    for sampling in (GREEDY, COUPLED):
+        found = rank_rows(logits, [HeadRow(sampling, index) for index in range(4)], 3)
+        assert found[:2] == [(), ()]
+        assert [len(ids) for ids in found[2:]] == [3, 3]
+        assert sampling != GREEDY or found[2][:2] == (4, 80)
+
+
+def test_a_bias_beyond_the_vocabulary_does_nothing() -> None:
+    logits, bias = torch.zeros(1, 90), ((5, 1.0), (70, 2.0), (90, 9.0), (500, 9.0))
+    sampling = SamplingParams(temperature=0.0, logit_bias=bias)
+    assert rank_rows(logits, [HeadRow(sampling, 0)], 2) == [(70, 5)]
+    assert not logits.any()
 
 
 def test_ids_that_no_tokenizer_knows_are_not_named(tmp_path: Path) -> None:

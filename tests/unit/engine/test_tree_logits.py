@@ -23,7 +23,8 @@ from paceline.engine.token_tree import node_paths
 from paceline.engine.torch_engine import TorchEngine
 from paceline.engine.torch_loader import load_hf_model, load_torch_engine, probe_model
 from paceline.sampling.params import SamplingParams
-from tests.unit.engine.families import VOCAB_SIZE, save_family
+from tests.unit.engine.conftest import VOCAB_SIZE
+from tests.unit.engine.families import save_family
 from tests.unit.engine.subjects import dense, tokens
 from tests.unit.engine.trees import random_parents
 
