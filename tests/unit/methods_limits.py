@@ -19,5 +19,9 @@ METHODS_LIMITS: dict[str, str] = {
 METHODS_NOT_A_LIMIT: dict[str, str] = {
     "draft.deploy": "switch",
     "target.medusa": "name",
-    "speculation.hybrid_lookup": "switch",
+    **dict.fromkeys(
+        (f"speculation.{name}" for name in ("method", "mode", "lookahead", "hybrid_lookup")),
+        "switch",
+    ),
+    "speculation.num_speculative_tokens": "default",
 }
