@@ -82,7 +82,7 @@ class LetsAProposerFailThePass(LocalDrafts):
         num = self._stats.by_source[source.name].num_failures
         super()._propose(sequence, found, source)
         if self._stats.by_source[source.name].num_failures > num:
-            raise self._failures[source.name]
+            raise ValueError(source.name)
 
 
 BUGS = {

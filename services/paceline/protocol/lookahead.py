@@ -206,38 +206,39 @@ class LookaheadPolicy:
             fan_out = self._draft.fan_out(lookahead.key.mode, self.limits.max_fan_out, self._batch)
             fan_out = fan_out if most is None else min(fan_out, most)
         self._max_ahead = max(self._max_ahead, ahead)
-        key = (ahead, fan_out)
-        grant = self._grants.get(key)
-        if grant is None:
-            grant = self._grants[key] = Grant(ahead, fan_out)
-        return grant
+        return self._grants.setdefault((ahead, fan_out), Grant(ahead, fan_out))
 
-    def _best_count(self, lookahead: SequenceLookahead, own: Survivals | None = None) -> int:
+    def _best_count(self, lookahead: SequenceLookahead) -> int:
         """K of a full window."""
         survival = self._price.survival
         if survival is None:
             return self._first_count(lookahead)
-        negatives = (own or self._book.survivals(lookahead)).negatives
-        return bisect_right(negatives, -survival, 0, min(self.ceiling(lookahead), len(negatives)))
+        negatives = self._book.survivals(lookahead).negatives
+        return bisect_right(negatives, -survival, 0, self.ceiling(lookahead))
 
     def aim(self, lookahead: SequenceLookahead, own: Survivals | None = None) -> int:
         """Sets K of a source inside the target, which needs no credit. `own`: its survivals."""
-        is_resting = self.profit.deal.is_resting
-        count = 0 if is_resting else self._best_count(lookahead, own)
-        lookahead.cap = self.ceiling(lookahead) if self.is_fixed(lookahead) else count
-        return lookahead.cap
+        most = self.ceiling(lookahead)
+        if not self.is_fixed(lookahead):
+            most = 0 if self.profit.deal.is_resting else self._worth(lookahead, own, most)
+        lookahead.cap = most
+        return most
 
     def gain(
         self, lookahead: SequenceLookahead, have: int, own: Survivals | None = None
     ) -> tuple[float, float]:
-        """What `have` proposals are expected to bring in accepted tokens: those of K above the
-        price of their rows, and all that may be verified."""
-        survivals = own or self._book.survivals(lookahead)
-        most = min(have, self.ceiling(lookahead), len(survivals.negatives))
+        """What `have` proposals are expected to bring in accepted tokens: those that are worth a
+        row, less what their rows cost, and all that may be verified."""
+        sums = (own or self._book.survivals(lookahead)).sums
+        most = min(have, self.ceiling(lookahead), len(sums) - 1)
         if self.is_fixed(lookahead):
-            return survivals.sums[most], survivals.sums[most]
-        count = min(most, self._best_count(lookahead, own))
-        return survivals.sums[count] - count * (self._price.survival or 0.0), survivals.sums[most]
+            return sums[most], sums[most]
+        count = min(most, self._worth(lookahead, own, most))
+        return sums[count] - count * (self._price.row_tokens or 0.0), sums[most]
+
+    def _worth(self, lookahead: SequenceLookahead, own: Survivals | None, most: int) -> int:
+        count = self._price.worth((own or self._book.survivals(lookahead)).negatives, most)
+        return min(most, self._first_count(lookahead)) if count is None else count
 
     # -- what is told -----------------------------------------------------------------------
 
@@ -373,8 +374,7 @@ class LookaheadPolicy:
         num_sequences = len(windows)
         lookaheads = [window.lookahead for window in windows]
         alpha = sum(self._book.survivals(a).alpha for a in lookaheads) / num_sequences
-        ceiling = max(self.ceiling(lookahead) for lookahead in lookaheads)
-        ceiling = min(ceiling, max(0, max_rows) // num_sequences)
+        ceiling = min(max(map(self.ceiling, lookaheads)), max(0, max_rows) // num_sequences)
         cost_us = self._cost.curve(num_sequences, num_other_rows, num_sequences * ceiling)
         if cost_us is None:
             return None

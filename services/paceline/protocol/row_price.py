@@ -41,11 +41,21 @@ def full_windows(
 
 
 class RowPrice:
-    """`survival`: None before anything was measured; NEVER: no proposal is worth a row."""
+    """`survival`: of the last proposal that a full window takes; None before anything was
+    measured, NEVER: no proposal is worth a row. `row_tokens`: the tokens that the target makes
+    elsewhere in the time of a row, so what a source that is not among the windows must promise."""
 
     def __init__(self) -> None:
         self.survival: float | None = None
+        self.row_tokens: float | None = None
         self._num_sequences = 0
+
+    def worth(self, negatives: Sequence[float], most: int) -> int | None:
+        """How many of the first `most` proposals with these survivals are worth their rows, whoever
+        else wants rows; None before anything was measured."""
+        if self.row_tokens is None:
+            return None
+        return bisect_right(negatives, -self.row_tokens, 0, min(most, len(negatives)))
 
     def _is_far(self, num_sequences: int) -> bool:
         """Whether the batch is another one than the price was made for."""
@@ -77,3 +87,6 @@ class RowPrice:
         if rate < MIN_PAY * num_sequences / (cost_us[0] + idle_us):
             best = NEVER
         self.survival, self._num_sequences = best, num_sequences
+        num_rows = max(1, min(max_rows, len(cost_us) - 1))
+        if num_rows < len(cost_us):
+            self.row_tokens = rate * (cost_us[num_rows] - cost_us[0]) / num_rows

@@ -239,8 +239,6 @@ class TargetDriver:
     async def _turn(self) -> None:
         self._end(self.scheduler.expire(monotonic_us()))
         plan = self.scheduler.plan(monotonic_us())
-        for source, error in self.scheduler.local.take_failures():
-            logger.error("a proposer (%s) failed; later ones are counted", source, exc_info=error)
         if isinstance(plan, Hold):
             self._deliver()
             await self._run_released()

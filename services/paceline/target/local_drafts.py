@@ -1,13 +1,14 @@
-"""Proposals made inside the target: by looking texts up, and by Medusa heads. Pure.
+"""Proposals made inside the target: by looking texts up, and by Medusa heads.
 
 A sequence's proposers are made when it first decodes, told what is committed, and dropped with it;
 what they propose is verified instead of the draft's window, which stays as it is. A proposer that
-fails costs its sequence that proposer, never a pass. It knows sequences and the lookahead policy,
-no pass, queue or engine.
+fails costs its sequence that proposer, never a pass, and the log of the replica a line for all. It
+knows sequences and the lookahead policy, no pass, queue or engine.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from paceline.config import SpeculationConfig
@@ -27,6 +28,8 @@ from paceline.target.sequence import Sequence
 from paceline.target.sources import Source, SourceSet, choose, first_with_any, match, sources_of
 from paceline.target.stats import SchedulerStats
 
+logger = logging.getLogger(__name__)
+
 
 class LocalDrafts:
     """Of one target."""
@@ -45,8 +48,7 @@ class LocalDrafts:
         self._heads = HeadDrafts(info.num_heads, speculation, policy)
         self._recent = _recent_outputs(speculation)
         self._keeps_outputs = False  # somebody has looked texts up in them
-        self._failures: dict[ProposalSource, Exception] = {}
-        self._num_told = 0  # of the failures
+        self._failed: set[ProposalSource] = set()  # a failure of these is in the log
 
     @property
     def policy(self) -> LookaheadPolicy:
@@ -182,9 +184,11 @@ class LocalDrafts:
             return
         try:
             source.proposal = self._look_up(sequence, source, most)
-        except Exception as error:  # whatever it is, the text goes on without it
+        except Exception:  # whatever it is, the text goes on without it
+            if source.name not in self._failed:
+                logger.exception("a %s proposer failed; from now on this is counted", source.name)
+            self._failed.add(source.name)
             self._stats.by_source[source.name].num_failures += 1
-            self._failures.setdefault(source.name, error)
             sequence.barred_sources.add(source.name)
             found.sources.remove(source)
 
@@ -211,14 +215,6 @@ class LocalDrafts:
             str(request.cache_salt),
             request.adapter,
         )
-
-    def take_failures(self) -> list[tuple[ProposalSource, Exception]]:
-        """The first exception of each source that nobody has taken yet, for a log."""
-        if self._num_told == len(self._failures):
-            return []
-        new = list(self._failures.items())[self._num_told :]
-        self._num_told = len(self._failures)
-        return new
 
     # -- after a pass -------------------------------------------------------------------------
 

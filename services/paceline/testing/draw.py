@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 
 from paceline.generation import GenerateRequest
-from paceline.methods import METHODS
+from paceline.methods import METHODS, SpeculationMethod
 from paceline.protocol.alternates import MAX_ALTERNATES
 from paceline.protocol.target_session import MAX_UNTOLD
 from paceline.testing.faults import FaultPlan
@@ -130,7 +130,8 @@ def _draw_methods(rng: Random, scenario: Scenario) -> Scenario:
             asked = replace(request.speculation, method=rng.choice(methods))
             client = replace(client, request=replace(request, speculation=asked))
         clients.append(client)
-    method = rng.choice(("model", "model", "hybrid", "auto"))
+    of_deployments: tuple[SpeculationMethod, ...] = ("model", "model", "hybrid", "auto")
+    method = rng.choice(of_deployments)
     return replace(scenario, clients=tuple(clients), num_heads=num_heads, method=method)
 
 
