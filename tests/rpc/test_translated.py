@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def load(folders: dict[str, Path], name: str, **fields: object) -> Engine:
 
 
 def requests(
-    prompts: list[tuple[int, ...]], draft_tokens: int, **sampling: object
+    prompts: list[tuple[int, ...]], draft_tokens: int, **sampling: Any
 ) -> list[GenerateRequest]:
     """Each prompt greedily and with each seed."""
     return [
@@ -71,7 +72,7 @@ def requests(
             f"{index}-{seed}-{draft_tokens}",
             prompt,
             MAX_TOKENS,
-            SamplingParams(temperature=0.8 if seed else 0.0, seed=seed, **sampling),  # type: ignore[arg-type]
+            SamplingParams(temperature=0.8 if seed else 0.0, seed=seed, **sampling),
             speculation=SpeculationRequest("model" if draft_tokens else "off", draft_tokens),
         )
         for index, prompt in enumerate(prompts)
