@@ -163,6 +163,7 @@ NOT_A_LIMIT: dict[str, str] = {
     "rpc.keepalive_time_ms": "pace",
     "rpc.redial_min_s": "pace",
     "controller.heartbeat_interval_s": "pace",
+    "model.target_tokenizer": "a name",
     "model.source": "name",
     "model.dtype": "kind",
     "model.device": "kind",
@@ -194,6 +195,9 @@ CONSTANTS: dict[str, str] = {
     "protocol.draft_branches:MAX_BRANCHES": f"{BRANCHES}::test_no_more_than_allowed",
     "protocol.draft_table:MAX_BRANCH_ROWS": f"{BRANCHES}::test_no_more_than_allowed",
     "protocol.messages:MAX_BRANCH_TOKENS": f"{BRANCHES}::test_no_more_than_allowed",
+    "engine.translation:MIN_COMMON_TOKENS": (
+        "unit/engine/test_translation.py::test_too_little_in_common"
+    ),
     "engine.checks:MAX_RUNNER_UPS": "unit/engine/test_runner_ups.py::test_refused",
     "engine.lora:MAX_ADAPTERS": "unit/engine/test_lora_folders.py::test_adapters_are_bounded",
     "engine.peft_folder:MAX_RANK": "unit/engine/test_lora_folders.py::test_the_largest_rank",

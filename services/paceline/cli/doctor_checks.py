@@ -258,12 +258,15 @@ def check_pair(pool: PoolFacts) -> list[Finding]:
         sources = draft.key, target.config.source
         found = doctor_tokenizers.judge(target.shape, draft.shape, pool.overlap, *sources)
         findings += [Finding(name, found.status, found.fact, found.fix)] if found else []
-    short, long = draft.config.max_model_len, target.config.max_model_len
+    short, long = doctor_tokenizers.context(draft.config), target.config.max_model_len
     if short < long:
         fact = f"the draft reads {short} tokens, the target {long}: longer texts go without a draft"
         findings.append(
             Finding(
-                f"{draft.key}.max_model_len", "warn", fact, f"{draft.key}.max_model_len: {long}"
+                f"{draft.key}.max_model_len",
+                "warn",
+                fact,
+                f"{draft.key}.max_model_len: {doctor_tokenizers.enough(draft.config, long)}",
             )
         )
     return findings

@@ -5,10 +5,13 @@ Measuring an overlap needs files: that is `doctor_facts`' part.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from paceline.cli.model_facts import ModelShape
+from paceline.config import ModelConfig
+from paceline.engine.translation import EXPANSION
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -28,6 +31,16 @@ SAMPLE = (
     "        averages.append(total / size)\n"
     "    return averages\n"
 )
+
+
+def context(draft: ModelConfig) -> int:
+    """Tokens of the target that a draft announces to read."""
+    return int(draft.max_model_len / (EXPANSION if draft.target_tokenizer else 1))
+
+
+def enough(draft: ModelConfig, length: int) -> int:
+    """The `max_model_len` with which it announces `length`."""
+    return math.ceil(length * (EXPANSION if draft.target_tokenizer else 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ class ModelConfig(Section):
     )
     target_tokenizer: str = Field(
         "",
-        max_length=4096,
         description="a draft's: the target's folder, Hub id or alias if its tokenizer is another",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(

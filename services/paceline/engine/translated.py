@@ -27,7 +27,7 @@ from paceline.engine.pass_results import pass_parts, pass_results
 from paceline.engine.prefix_cache import adapter_salt
 from paceline.engine.sampler import BatchedSampler
 from paceline.engine.torch_engine import TorchEngine
-from paceline.engine.translation import EXPANSION, Translation
+from paceline.engine.translation import EXPANSION, Overlap, Translation
 from paceline.errors import LocalProtocolError
 from paceline.sampling.params import SamplingParams
 
@@ -116,6 +116,10 @@ class TranslatedEngine:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def overlap(self) -> Overlap:
+        return self._translation.overlap
 
     def add(self, sequence_id: int) -> None:
         self._engine.add(sequence_id)

@@ -178,7 +178,7 @@ def _load(folder: Path, data: dict[str, Any]) -> Tokenizer:
 
 def _without_changes(data: dict[str, Any], is_byte_level: bool) -> dict[str, Any]:
     """The same tokenizer without the steps that change a text before it is cut."""
-    kept = {**data, "normalizer": None}
+    kept: dict[str, Any] = {**data, "normalizer": None}
     if not is_byte_level:
         return {**kept, "pre_tokenizer": None}
     kept = json.loads(json.dumps(kept))

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.engine.translation import Translation
+from paceline.engine.vocabulary import Vocabulary
 from tests.unit.engine.conftest import SHAPE
 
 TARGET_TEXT = [
@@ -68,6 +70,35 @@ def save_pair(folder: Path, **overrides: Any) -> dict[str, Path]:
         own = {"vocab_size": size, "eos_token_id": read_ids(path)["<|end|>"], **overrides}
         torch.manual_seed(seed)
         LlamaForCausalLM(LlamaConfig(**{**SHAPE, **own})).save_pretrained(path)
+    return folders
+
+
+def save_related_pair(folder: Path) -> dict[str, Path]:
+    """A pair that often agrees: the draft is the target with its own tokenizer's rows. Where a
+    token is common it has the target's row; of what the target writes, most tokens are. Both look
+    at the last token most: the same text is at other positions in the other's tokens."""
+    folders = save_pair(folder, tie_word_embeddings=False)
+    vocabularies = {name: Vocabulary(path) for name, path in folders.items()}
+    found = Translation(vocabularies["draft"], vocabularies["target"])
+    target, draft = (
+        LlamaForCausalLM.from_pretrained(folders[name]) for name in ("target", "draft")
+    )
+    common, theirs = torch.tensor(found.draft_ids), torch.tensor(found.target_ids)
+    with torch.no_grad():
+        is_rare = torch.ones(target.lm_head.weight.shape[0], dtype=torch.bool)
+        is_rare[theirs] = False
+        target.lm_head.weight[is_rare] *= 0.1
+        for layer in target.model.layers:
+            layer.self_attn.o_proj.weight *= 0.01
+        weights = {k: v for k, v in target.state_dict().items() if v.shape[0] != len(is_rare)}
+        draft.load_state_dict(weights, strict=False)
+        for mine, other in (
+            (draft.lm_head, target.lm_head),
+            (draft.model.embed_tokens, target.model.embed_tokens),
+        ):
+            mine.weight[common] = other.weight[theirs]
+    for model, name in ((target, "target"), (draft, "draft")):
+        model.save_pretrained(folders[name])
     return folders
 
 
