@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.engine.toy import ToyEngine
-from paceline.methods import ProposalSource
+from paceline.methods import LOCAL_SOURCES, ProposalSource
 from paceline.proposers.base import Proposer
 from paceline.protocol.messages import REJECTION_MODES
 from paceline.protocol.token_log import TokenLog
@@ -81,6 +81,7 @@ def take_over_proposers(scheduler: Scheduler, engine: ToyEngine, salt: int) -> N
     local.__class__ = _simulated(type(local))
     assert isinstance(local, SimulatedLocalDrafts)
     local.engine, local.salt = engine, salt
+    local._failed.update(LOCAL_SOURCES)  # these failures are nobody's news
 
 
 def _simulated(shipped: type[LocalDrafts]) -> type[LocalDrafts]:

@@ -71,6 +71,8 @@ class TestAsking:
             assert rig.out[session_id] == rig.oracle(PROMPT, 100)
             rig.check_clean()
         assert any(item.tree_parents for item in items(branching))
+        for rig in (plain, branching):  # nodes that were refused are rows, too
+            assert rig.scheduler.stats.num_rows == rig.engine.stats().num_rows
         num_rounds = [len(rig.deltas[session_id]) for rig in (plain, branching)]
         assert num_rounds[1] < 0.85 * num_rounds[0]
 
@@ -151,6 +153,18 @@ class TestStale:
         assert (rig.ended, rig.scheduler.stats.num_failed_passes) == ([], 1)
         assert all(rig.out[session_id] == rig.oracle(PROMPT, 20) for session_id in ids)
         assert rig.plans[-1].entries[0].item.num_head_candidates == 0
+
+    def test_a_lone_text_that_heads_fail_goes_on_without(self, make_rig):
+        class Fails(ToyEngine):
+            def step(self, items):
+                if any(item.num_head_candidates for item in items):
+                    raise PlantedError
+                return super().step(items)
+
+        rig = rig_with(make_rig, engine=Fails)
+        session_id = rig.add(PROMPT, 20, method="medusa")
+        rig.run()
+        assert (rig.ended, rig.out[session_id]) == ([], rig.oracle(PROMPT, 20))
 
 
 class TestStats:

@@ -343,16 +343,20 @@ class TestChoosing:
         late = [delta.source for delta in rig.deltas[session_id][10:] if delta.source]
         assert late.count("suffix") >= 0.9 * len(late) > 5
 
-    def test_a_draft_that_is_not_chosen_is_tried_where_nothing_else_shows_it(self, make_rig):
-        """Rejection mode: proposals that were not verified are not compared with anything."""
+    @pytest.mark.parametrize(
+        ("mode", "fewest", "most"),
+        [(VerificationMode.REJECTION, 2, 6), (VerificationMode.COUPLED, 0, 0)],
+    )
+    def test_a_draft_is_tried_where_nothing_else_shows_it(self, make_rig, mode, fewest, most):
+        """In the rejection modes, what was not verified is not compared with the text."""
         rig = make_rig()
         rig.add_draft(1)
         guess(rig, 300, kind=Constant)
         sampling = SamplingParams(temperature=0.8, seed=1)
-        asked = SpeculationRequest("auto", mode=VerificationMode.REJECTION)
+        asked = SpeculationRequest("auto", mode=mode)
         rig.submit(replace(rig.request(PROMPT, 300), sampling=sampling, speculation=asked))
         rig.scheduler.policy.gain = lambda lookahead, *_: (float(lookahead.key.is_local), 0.0)
         rig.run(3)
         counts = rig.scheduler.stats.by_source
-        assert 2 <= counts["model"].num_explored == counts["model"].num_rounds <= 6
+        assert fewest <= counts["model"].num_explored == counts["model"].num_rounds <= most
         assert counts["suffix"].num_explored == 0
