@@ -113,6 +113,23 @@ def test_a_failed_pass_is_tried_again(
             engine.free(sequence_id)
 
 
+def test_what_a_failed_rewind_has_lost_is_read_again(
+    twin: Twin, engine: TranslatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's cache ends where the rewind went; the caller's text goes on behind it."""
+    text = list(twin.text(16))
+    engine.add(1)
+    engine.step([item(0, text)])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine._runner, "forward", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step([item(5, [400])])
+    assert len(held(engine)) < len(twin.naive(text))
+    result = engine.step([item(engine.cached_len(1), [7])])[0]
+    assert twin.draft.decode(held(engine)) == twin.target.decode([*text, 7])
+    assert result.token_ids[0] == reference_token(twin.row(held(engine)), GREEDY, 0, text, 16)
+
+
 def test_slips_of_the_caller(twin: Twin, engine: TranslatedEngine) -> None:
     engine.add(1)
     for wrong, sentence in [
