@@ -25,6 +25,7 @@ from paceline.gateway.chat import ChatBody
 from paceline.gateway.openai import CompletionBody, GenerationBody
 from paceline.gateway.plan import Planner
 from paceline.gateway.tokenizer import ToyTokenizer
+from tests.unit.bench.limits import BENCH_CONSTANTS
 from tests.unit.cli.limits import CLI_CONSTANTS
 from tests.unit.engine.medusa_limits import MEDUSA_CONSTANTS
 from tests.unit.gateway.audit_limits import AUDIT_CONSTANTS, AUDIT_LIMITS, AUDIT_NO_LIMITS
@@ -189,6 +190,7 @@ CONSTANTS: dict[str, str] = {
     **AUDIT_CONSTANTS,
     **MEDUSA_CONSTANTS,
     **PROPOSER_CONSTANTS,
+    **BENCH_CONSTANTS,
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),
@@ -224,30 +226,6 @@ CONSTANTS: dict[str, str] = {
     "gateway.templates:MAX_TEMPLATE_BYTES": f"{GATEWAY}/test_templates.py::test_a_file",
     "gateway.trace:MAX_TRACEPARENT_BYTES": f"{GATEWAY}/test_trace.py::test_the_longest_header",
     "logs:MAX_MESSAGE_CHARS": "unit/test_logs.py::test_long_messages_are_cut",
-    "bench.statistics:MAX_SAMPLES": (
-        f"{BENCH}/test_statistics.py::test_samples_are_bounded_and_stay_a_fair_sample"
-    ),
-    "bench.load:MAX_REQUESTS": (
-        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
-    ),
-    "bench.live:MAX_CONCURRENCY": (
-        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
-    ),
-    "bench.live:MAX_DURATION_S": (
-        f"{BENCH}/test_live.py::test_what_cannot_be_run_is_refused_before_anything_is_sent"
-    ),
-    "bench.recorder:MAX_BINS": f"{BENCH}/test_live_recorder.py::test_the_timeline_is_bounded",
-    "bench.recorder:MAX_ERROR_CODES": (
-        f"{BENCH}/test_live_recorder.py::test_error_codes_are_bounded"
-    ),
-    "bench.events:MAX_EVENT_BYTES": (
-        f"{BENCH}/test_live_events.py::test_a_line_without_end_is_bounded"
-    ),
-    "bench.events:MAX_CODE_CHARS": f"{BENCH}/test_live_events.py::test_an_endless_code_is_cut",
-    "bench.prompts:MAX_PROMPTS": (f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"),
-    "bench.prompts:MAX_FILE_BYTES": (
-        f"{BENCH}/test_live_prompts.py::test_files_that_cannot_be_read"
-    ),
     "gateway.auth:MAX_KEY_BYTES": f"{GATEWAY}/test_auth.py::test_everybody_else_is_refused",
     "gateway.failover:MAX_SUSPECT_RETRIES": (
         f"{GATEWAY}/test_failover.py::test_no_more_than_two_targets_die_of_it"

@@ -30,6 +30,10 @@ from paceline.target.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
+# Tokens that all proposers together are told before a pass: long prompts must not hold up the
+# others (a suffix tree takes 3 to 10 us a token). One that does not know all proposes nothing.
+MAX_TOLD_TOKENS = 1024
+
 
 class LocalDrafts:
     """Of one target."""
@@ -49,6 +53,7 @@ class LocalDrafts:
         self._recent = _recent_outputs(speculation)
         self._keeps_outputs = False  # somebody has looked texts up in them
         self._failed: set[ProposalSource] = set()  # a failure of these is in the log
+        self._num_to_tell = MAX_TOLD_TOKENS
 
     @property
     def policy(self) -> LookaheadPolicy:
@@ -114,6 +119,10 @@ class LocalDrafts:
         return bool(barred)
 
     # -- before a pass ------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """A pass is to be planned."""
+        self._num_to_tell = MAX_TOLD_TOKENS
 
     def ask_heads(self, sequence: Sequence) -> None:
         """Decide whether its next pass asks heads what comes behind the tokens that it commits."""
@@ -196,8 +205,12 @@ class LocalDrafts:
         log, length = sequence.session.log, sequence.session.committed_len
         if source.proposer is None:
             source.proposer = self._proposer(sequence, source.name)
-        source.proposer.extend(log.slice(source.told_len, length))
-        source.told_len = length
+        told_len = min(length, source.told_len + self._num_to_tell)
+        self._num_to_tell -= told_len - source.told_len
+        source.proposer.extend(log.slice(source.told_len, told_len))
+        source.told_len = told_len
+        if told_len < length:
+            return NOTHING
         token_ids = source.proposer.propose(most)[:most]
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             raise ValueError(f"{source.name} proposed an id outside of the vocabulary")

@@ -170,6 +170,7 @@ class Scheduler:
         if not self._running:
             self._busy_until_us = None
             return Hold(None)
+        self.local.begin_plan()
         until_us = self._lone_hold(now_us)
         if until_us is not None:
             return Hold(until_us)

@@ -22,6 +22,9 @@ TARGET_CONSTANTS: dict[str, str] = {
     "target.head_stats:MAX_QUIET": (
         f"{_HEADS}::test_they_are_left_alone_when_they_lose_and_asked_again_less_often"
     ),
+    "target.local_drafts:MAX_TOLD_TOKENS": (
+        "unit/target/test_local_drafts.py::test_long_prompts_are_told_a_part_at_a_time"
+    ),
     "target.sources:FIRST_TRIAL": (
         f"{_SOURCES}::test_a_loser_of_which_nothing_is_learnt_is_tried_less_and_less_often"
     ),
