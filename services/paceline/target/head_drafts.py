@@ -65,25 +65,37 @@ class HeadDrafts:
 
     def end_round(
         self, sequence: Sequence, found: SourceSet, text: tuple[int, ...], num_draft_tokens: int
-    ) -> bool:
-        """A pass is about to commit `text`, having verified so many proposals; True when heads are
-        to be tried again."""
+    ) -> None:
+        """A pass is about to commit `text`, having verified so many proposals. Where it could not
+        verify any, whatever they were, heads have neither won nor lost."""
         source = found.get("medusa")
         if source is None:
-            return False
+            return
         stats = self.stats(source.lookahead.key)
         heads = found.heads_behind(sequence.session.committed_len)
+        if heads:
+            stats.learn(heads, text)
+        if self.policy.profit.deal.is_resting and not self.policy.is_fixed(source.lookahead):
+            return
         if not heads:
-            return stats.is_quiet and stats.rest()
-        stats.learn(heads, text)
+            if stats.is_quiet:
+                stats.rest()
+            return
+        chosen = found.chosen
+        if chosen is None or (not num_draft_tokens and chosen.have and chosen.lookahead.cap):
+            return  # a suspect, or short of rows or blocks
         gain = 0.0
-        if source is found.chosen and source.survivals is not None:
+        if source is chosen and source.survivals is not None:
             gain = source.survivals.sums[num_draft_tokens]
         if gain < MIN_HEAD_GAIN:
             stats.lose()
         elif not found.is_trying:
             stats.win()
-        return False
+
+    def end_pass(self) -> int:
+        """All sequences of a pass are done; returns for how many classes heads are to be tried
+        again."""
+        return sum([stats.end_pass() for stats in self._stats.values()])
 
     def stats(self, key: AcceptanceClass) -> HeadStats:
         stats = self._stats.get(key)

@@ -16,8 +16,8 @@ from paceline.protocol.acceptance_model import Survivals
 
 # Candidates that a head is asked for, where a tree is possible.
 MAX_HEAD_CANDIDATES = 8
-# Rounds in a row in which heads were asked and nothing of theirs was worth a row, until they are
-# left alone; and for how many rounds, twice as many each time.
+# Passes in a row in which heads were asked and nothing of theirs was worth a row, until they are
+# left alone; and for how many passes, twice as many each time.
 MAX_LOSSES = 4
 FIRST_QUIET, MAX_QUIET = 16, 512
 
@@ -41,6 +41,9 @@ class HeadStats:
         self._num_losses = 0
         self._quiet_left = 0
         self._quiet = FIRST_QUIET
+        # Of the sequences of the open pass, any: had candidates worth a row, had some that were
+        # not, did without since heads are left alone.
+        self._has_won = self._has_lost = self._has_rested = False
         self.table: Table = ()
         self._refresh()
 
@@ -77,21 +80,33 @@ class HeadStats:
         """Whether to do without their candidates, as they have not been worth it."""
         return self._quiet_left > 0
 
-    def rest(self) -> bool:
-        """A round without them; True when they are to be tried again."""
-        self._quiet_left -= self._quiet_left > 0
-        return self._quiet_left == 0
+    def rest(self) -> None:
+        """A sequence of the open pass has done without them."""
+        self._has_rested = True
 
     def win(self) -> None:
         """Something of theirs was verified, and not to try them."""
-        self._num_losses, self._quiet = 0, FIRST_QUIET
+        self._has_won = True
 
     def lose(self) -> None:
         """They had candidates, and nothing of that was worth a row."""
-        self._num_losses += 1
-        if self._num_losses >= MAX_LOSSES:
-            self._num_losses, self._quiet_left = 0, self._quiet
-            self._quiet = min(MAX_QUIET, 2 * self._quiet)
+        self._has_lost = True
+
+    def end_pass(self) -> bool:
+        """The pass is over, for all sequences; True when heads are to be tried again."""
+        has_won, has_lost, has_rested = self._has_won, self._has_lost, self._has_rested
+        self._has_won = self._has_lost = self._has_rested = False
+        if has_won:
+            self._num_losses, self._quiet = 0, FIRST_QUIET
+        elif has_lost:
+            self._num_losses += 1
+            if self._num_losses >= MAX_LOSSES:
+                self._num_losses, self._quiet_left = 0, self._quiet
+                self._quiet = min(MAX_QUIET, 2 * self._quiet)
+        elif has_rested and self._quiet_left:
+            self._quiet_left -= 1
+            return not self._quiet_left
+        return False
 
 
 def node_survivals(

@@ -9,7 +9,9 @@ knows sequences and the lookahead policy, no pass, queue or engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from paceline.config import SpeculationConfig
 from paceline.engine.base import EngineInfo, StepResult
@@ -20,6 +22,7 @@ from paceline.proposers.recent_outputs import RecentOutputs
 from paceline.proposers.suffix import SuffixProposer
 from paceline.proposers.tree import cut
 from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy, SequenceLookahead, Window
+from paceline.protocol.lookup_rests import LookupRests
 from paceline.sampling.acceptance import Acceptance
 from paceline.target.head_drafts import HeadDrafts
 from paceline.target.lookahead import compared, num_outrun, num_unused, was_foreseen
@@ -30,9 +33,13 @@ from paceline.target.stats import SchedulerStats
 
 logger = logging.getLogger(__name__)
 
-# Tokens that all proposers together are told before a pass: long prompts must not hold up the
-# others (a suffix tree takes 3 to 10 us a token). One that does not know all proposes nothing.
+# Tokens of a text that its proposer is told at once: what passes have committed since the last one.
+MAX_OWED_TOKENS = 32
+# Tokens that are learnt before a pass beside these: of long prompts and other backlogs, and of
+# outputs that have ended, a part of each in turn, since a suffix tree takes 3 to 10 us a token (12
+# to 29 us measured under load, more where texts repeat). Who does not know all proposes nothing.
 MAX_TOLD_TOKENS = 1024
+TURN_TOKENS = 256
 
 
 class LocalDrafts:
@@ -51,9 +58,9 @@ class LocalDrafts:
         self._stats = stats
         self._heads = HeadDrafts(info.num_heads, speculation, policy)
         self._recent = _recent_outputs(speculation)
-        self._keeps_outputs = False  # somebody has looked texts up in them
         self._failed: set[ProposalSource] = set()  # a failure of these is in the log
-        self._num_to_tell = MAX_TOLD_TOKENS
+        self._rests = LookupRests(policy)
+        self._turn = 0  # among the backlogs
 
     @property
     def policy(self) -> LookaheadPolicy:
@@ -61,7 +68,7 @@ class LocalDrafts:
 
     @policy.setter
     def policy(self, policy: LookaheadPolicy) -> None:
-        self._policy = self._heads.policy = policy
+        self._policy = self._heads.policy = self._rests.policy = policy
 
     def set_speculation(
         self, speculation: SpeculationConfig, sequences: Iterable[Sequence]
@@ -83,7 +90,6 @@ class LocalDrafts:
         names = sources_of(asked.method, self._speculation, self._info.num_heads)
         names = tuple(name for name in names if name not in sequence.barred_sources)
         sequence.lookahead.asked = asked.max_tokens if "model" in names else 0
-        self._keeps_outputs |= "suffix" in names
         if not set(names) - {"model"}:
             sequence.sources = None
             return
@@ -96,11 +102,12 @@ class LocalDrafts:
             found.sources, found.is_auto = sources, is_auto
 
     def close(self, sequence: Sequence) -> None:
-        """It has ended; if its output is whole, later texts may go on like it."""
-        session, request = sequence.session, sequence.request
-        if session.is_finished and self._keeps_outputs:
+        """It has ended; if its output is whole and it looked texts up in others', later texts may
+        go on like it."""
+        session, request, found = sequence.session, sequence.request, sequence.sources
+        if session.is_finished and found is not None and found.get("suffix") is not None:
             output = session.log.slice(session.prompt_len, session.committed_len)
-            self._recent.add(output, str(request.cache_salt), request.adapter)
+            self._recent.put_off(output, str(request.cache_salt), request.adapter)
         sequence.sources = None
 
     def bar(self, sequence: Sequence, entry: PassEntry, is_alone: bool) -> bool:
@@ -120,9 +127,51 @@ class LocalDrafts:
 
     # -- before a pass ------------------------------------------------------------------------
 
-    def begin_plan(self) -> None:
-        """A pass is to be planned."""
-        self._num_to_tell = MAX_TOLD_TOKENS
+    def begin_plan(self, running: Iterable[Sequence]) -> None:
+        """A pass is to be planned: who looks texts up for it, and what is learnt before."""
+        owing: list[tuple[Sequence, SourceSet, Source]] = []
+        wants_outputs = False
+        for sequence in running:
+            found = sequence.sources
+            if found is None:
+                continue
+            for source in found.sources:
+                if not source.looks_up:
+                    continue
+                source.is_asleep = not self._may_look(sequence, source)
+                if not source.is_asleep:
+                    wants_outputs |= source.name == "suffix"
+                    if sequence.session.committed_len - source.told_len > MAX_OWED_TOKENS:
+                        owing.append((sequence, found, source))
+        if owing or wants_outputs:
+            self._learn_backlogs(owing, wants_outputs)
+
+    def _may_look(self, sequence: Sequence, source: Source) -> bool:
+        session_id, num_passes = sequence.session.session_id, self._stats.num_passes
+        can_scout = sequence.is_decoding and not sequence.is_suspect
+        return self._rests.may_look(source.lookahead, session_id, num_passes, can_scout)
+
+    def _learn_backlogs(
+        self, owing: list[tuple[Sequence, SourceSet, Source]], wants_outputs: bool
+    ) -> None:
+        """`MAX_TOLD_TOKENS` in all: `TURN_TOKENS` of the ended outputs and of each text in turn;
+        what is over goes to the outputs."""
+        left = MAX_TOLD_TOKENS
+        if wants_outputs:
+            left -= self._recent.learn(min(left, TURN_TOKENS))
+        first = self._turn % len(owing) if owing else 0
+        turns = deque((*owing[first:], *owing[:first]))
+        while left > 0 and turns:
+            sequence, found, source = turns.popleft()
+            self._turn += 1
+            with self._failing(sequence, found, source):
+                before = source.told_len
+                self._tell(sequence, source, min(left, TURN_TOKENS))
+                left -= source.told_len - before
+                if source.told_len < sequence.session.committed_len:
+                    turns.append((sequence, found, source))
+        if wants_outputs:
+            self._recent.learn(left)
 
     def ask_heads(self, sequence: Sequence) -> None:
         """Decide whether its next pass asks heads what comes behind the tokens that it commits."""
@@ -175,9 +224,11 @@ class LocalDrafts:
             if not source.is_local:
                 source.have = session.window_len
                 continue
-            if source.offered_at != session.committed_len:
-                source.offered_at = session.committed_len
+            if source.is_asleep:
+                source.proposal, source.survivals, source.have = NOTHING, None, 0
+            elif source.offered_at != session.committed_len:
                 self._propose(sequence, found, source)
+                source.offered_at = session.committed_len
                 source.have = len(source.proposal.token_ids)
             self._policy.aim(source.lookahead, source.survivals)
 
@@ -191,9 +242,15 @@ class LocalDrafts:
         if source.name == "medusa":
             source.proposal, source.survivals = self._heads.propose(sequence, source, most)
             return
-        try:
+        with self._failing(sequence, found, source):
             source.proposal = self._look_up(sequence, source, most)
-        except Exception:  # whatever it is, the text goes on without it
+
+    @contextmanager
+    def _failing(self, sequence: Sequence, found: SourceSet, source: Source) -> Iterator[None]:
+        """Whatever a proposer raises, the text goes on without it."""
+        try:
+            yield
+        except Exception:
             if source.name not in self._failed:
                 logger.exception("a %s proposer failed; from now on this is counted", source.name)
             self._failed.add(source.name)
@@ -202,19 +259,29 @@ class LocalDrafts:
             found.sources.remove(source)
 
     def _look_up(self, sequence: Sequence, source: Source, most: int) -> LocalProposal:
-        log, length = sequence.session.log, sequence.session.committed_len
-        if source.proposer is None:
-            source.proposer = self._proposer(sequence, source.name)
-        told_len = min(length, source.told_len + self._num_to_tell)
-        self._num_to_tell -= told_len - source.told_len
-        source.proposer.extend(log.slice(source.told_len, told_len))
-        source.told_len = told_len
-        if told_len < length:
+        """Of a backlog it is told as much as has been committed since: that does not grow."""
+        length = sequence.session.committed_len
+        owed = length - source.told_len
+        if owed > MAX_OWED_TOKENS:
+            since = length - source.offered_at if source.offered_at >= 0 else 0
+            owed = min(MAX_OWED_TOKENS, since)
+        self._tell(sequence, source, owed)
+        if source.proposer is None or source.told_len < length:
             return NOTHING
+        self._rests.look(source.lookahead)
         token_ids = source.proposer.propose(most)[:most]
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             raise ValueError(f"{source.name} proposed an id outside of the vocabulary")
         return LocalProposal(token_ids)
+
+    def _tell(self, sequence: Sequence, source: Source, most: int) -> None:
+        """At most so many of the committed tokens that it does not know."""
+        session = sequence.session
+        if source.proposer is None:
+            source.proposer = self._proposer(sequence, source.name)
+        told_len = min(session.committed_len, source.told_len + most)
+        source.proposer.extend(session.log.slice(source.told_len, told_len))
+        source.told_len = told_len
 
     def _proposer(self, sequence: Sequence, name: ProposalSource) -> Proposer:
         config, request = self._speculation, sequence.request
@@ -258,13 +325,18 @@ class LocalDrafts:
                 if each.is_local:
                     num_learnt_of_it, num_right = match(each.proposal, text)
                     self._policy.learn(each.lookahead, num_learnt_of_it, num_right)
+                    if each.looks_up:
+                        self._rests.learn(each.lookahead, num_right)
                 else:
                     num_learnt_of_it = num_learnt
                 each.num_unlearnt *= not num_learnt_of_it
-            if self._heads.end_round(sequence, found, text, num_draft):
-                self._stats.by_source["medusa"].num_explored += 1
+            self._heads.end_round(sequence, found, text, num_draft)
         self._count(sequence, source)
         return num_useless
+
+    def end_pass(self) -> None:
+        """All sequences of a pass are committed. Asked before the policy's `end_pass`."""
+        self._stats.by_source["medusa"].num_explored += self._heads.end_pass()
 
     def keep_heads(self, sequence: Sequence, result: StepResult) -> None:
         """What the pass that has just committed said of the places behind."""

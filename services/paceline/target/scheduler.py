@@ -170,11 +170,11 @@ class Scheduler:
         if not self._running:
             self._busy_until_us = None
             return Hold(None)
-        self.local.begin_plan()
+        running = self.running_sequences()
+        self.local.begin_plan(running)
         until_us = self._lone_hold(now_us)
         if until_us is not None:
             return Hold(until_us)
-        running = self.running_sequences()
         end_holds(running, now_us)
         runnable = self._take_turns([sequence for sequence in running if not sequence.is_held])
         decoding = [sequence for sequence in runnable if sequence.is_decoding]
@@ -284,6 +284,7 @@ class Scheduler:
         self._busy_until_us = times.ended_us
         record = pass_record(plan, num_rows, num_committed, times, idle_us)
         self.stats.end_pass(record)
+        self.local.end_pass()
         self._admit(times.ended_us)
         self.policy.end_pass(record)
 

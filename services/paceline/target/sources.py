@@ -27,7 +27,8 @@ class Source:
     pass. `have`: so many proposals; `proposal`: which, if it is local, made when so many tokens as
     `offered_at` were committed. `told_len`: of these `proposer` knows.
 
-    `num_unlearnt`: rounds since something was learnt of it.
+    `is_asleep`: texts are not looked up for the next pass. `num_unlearnt`: rounds since something
+    was learnt of it.
     """
 
     name: ProposalSource
@@ -38,12 +39,18 @@ class Source:
     offered_at: int = -1
     proposer: Proposer | None = None
     told_len: int = 0
+    is_asleep: bool = False
     num_unlearnt: int = 0
     _interval: int = field(default=FIRST_TRIAL, repr=False)
 
     @property
     def is_local(self) -> bool:
         return self.name in LOCAL_SOURCES
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it has a proposer that is told the text."""
+        return self.name in ("ngram", "suffix")
 
     def is_due(self) -> bool:
         """It loses once more; whether it is time to try it."""

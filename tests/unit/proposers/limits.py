@@ -28,6 +28,9 @@ PROPOSER_CONSTANTS: dict[str, str] = {
     "proposers.recent_outputs:MAX_NAMESPACES": (
         f"{_HERE}/test_recent_outputs.py::test_namespaces_are_bounded"
     ),
+    "proposers.recent_outputs:MAX_PENDING_TOKENS": (
+        f"{_HERE}/test_recent_outputs.py::test_outputs_that_wait_are_bounded"
+    ),
     "proposers.suffix:MAX_TOKEN_BYTES": (
         f"{_HERE}/test_recent_outputs.py::test_no_text_takes_more_memory_than_stated"
     ),

@@ -85,6 +85,45 @@ def test_nothing_was_said() -> None:
     assert recent.num_tokens == 0
 
 
+def test_what_is_put_off_is_learnt_a_part_at_a_time() -> None:
+    """Two outputs of six tokens, five at a time; a run across two parts is one run."""
+    recent = RecentOutputs(100, 8)
+    recent.put_off(OUTPUT)
+    recent.put_off(range(11, 17), "b")
+    assert (recent.num_pending, recent.num_tokens) == (len(OUTPUT) + 6, 0)
+    told = []
+    while recent.num_pending:
+        told.append(recent.learn(4))
+    assert sum(told) == len(OUTPUT) + 6
+    assert max(told) == 4
+    assert recent.learn(4) == 0
+    assert recent.num_tokens == len(OUTPUT) + 6 + 2
+    assert proposes(recent, OUTPUT[2], OUTPUT[3]) == OUTPUT[4:6]
+    assert proposes(recent, 14, salt="b") == (15,)
+    assert recent.num_given_up == 0
+
+
+def test_outputs_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest goes, in part learnt or not, and nothing follows on it."""
+    monkeypatch.setattr("paceline.proposers.recent_outputs.MAX_PENDING_TOKENS", 12)
+    recent = RecentOutputs(1000, 8)
+    recent.put_off(range(5))
+    recent.learn(3)
+    for number in range(1, 4):
+        recent.put_off(range(10 * number, 10 * number + 5))
+    assert (recent.num_given_up, recent.num_pending) == (2, 10)
+    recent.learn(100)
+    assert [proposes(recent, first) for first in (0, 2, 10, 20, 30)] == [
+        (1,),
+        (),
+        (),
+        (21,),
+        (31,),
+    ]
+    recent.put_off(range(100, 200))
+    assert recent.num_pending == 100  # one is never too long
+
+
 def test_namespaces_are_bounded() -> None:
     """The one that was told longest ago goes, not the one that came first."""
     recent = RecentOutputs(100, 8)

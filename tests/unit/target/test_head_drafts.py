@@ -189,9 +189,14 @@ class TestStats:
         for _ in range(8):
             for number in range(MAX_LOSSES):
                 assert not stats.is_quiet, number
-                stats.lose()
-            count = 1
-            while not stats.rest():
+                for _ in range(32):  # sequences
+                    stats.lose()
+                assert not stats.end_pass()
+            count, is_over = 0, False
+            while not is_over:
+                for _ in range(32):
+                    stats.rest()
+                is_over = stats.end_pass()
                 count += 1
             quiet.append(count)
         assert quiet[:3] == [FIRST_QUIET, 2 * FIRST_QUIET, 4 * FIRST_QUIET]
@@ -201,7 +206,17 @@ class TestStats:
         stats = HeadStats(1)
         for _ in range(3 * MAX_LOSSES):
             stats.lose()
+            stats.end_pass()
             stats.win()
+            stats.end_pass()
+        assert not stats.is_quiet
+
+    def test_a_pass_with_one_winner_is_won(self):
+        stats = HeadStats(1)
+        for _ in range(3 * MAX_LOSSES):
+            stats.win()
+            stats.lose()
+            stats.end_pass()
         assert not stats.is_quiet
 
     def test_survivals_are_those_of_paths(self):
@@ -235,3 +250,31 @@ def test_useless_heads_are_asked_seldom_and_counted(make_rig):
     tail = items(rig)[100:]
     assert 0 < sum(item.num_head_candidates > 0 for item in tail) < 0.15 * len(tail)
     assert 2 <= rig.scheduler.stats.by_source["medusa"].num_explored <= 6
+
+
+class TestNoVerdict:
+    """Passes that verify nothing, whatever heads say."""
+
+    def run(self, make_rig, num_passes, **settings):
+        rig = rig_with(make_rig, speculation={"lookahead": "adaptive"}, **settings)
+        for number in range(32):
+            rig.add((1 + number, 2, 3), 200, method="medusa")
+        asked = []
+        for _ in range(num_passes):
+            plan, results = rig.begin()
+            asked.append(sum(entry.item.num_head_candidates > 0 for entry in plan.entries))
+            rig.end(plan, results)
+        return rig, asked
+
+    def test_control_passes_do_not_silence_good_heads(self, make_rig):
+        target = {"max_num_seqs": 32, "max_rows_per_pass": 2048}
+        rig, asked = self.run(make_rig, 40, target=target, info=replace(HEADS, num_blocks=4096))
+        assert 4 <= asked.count(0) <= 12  # the control stretch, and nothing behind it
+        assert asked[-1] == 32
+        assert rig.scheduler.stats.by_source["medusa"].num_explored == 0
+
+    def test_nor_do_passes_that_are_short_of_rows(self, make_rig):
+        target = {"max_num_seqs": 32, "max_rows_per_pass": 32}
+        rig, asked = self.run(make_rig, 38, target=target, info=replace(HEADS, num_blocks=4096))
+        assert not any(entry.draft_token_ids for plan in rig.plans[-20:] for entry in plan.entries)
+        assert asked[-20:] == [32] * 20

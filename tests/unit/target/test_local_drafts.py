@@ -71,37 +71,6 @@ def sources(rig, session_id):
     return Counter(delta.source for delta in rig.deltas[session_id])
 
 
-def test_long_prompts_are_told_a_part_at_a_time(make_rig, monkeypatch):
-    """Two of them, 40 tokens before a pass: what is proposed then knows all of its text."""
-    monkeypatch.setattr("paceline.target.local_drafts.MAX_TOLD_TOKENS", 40)
-    rig = make_rig()
-    prompts = [tuple(1 + (7 * i + j) % 60 for i in range(100)) for j in range(2)]
-    told: list[int] = []
-
-    class Counting(Guess):
-        def extend(self, token_ids):
-            told.append(len(token_ids))
-            super().extend(token_ids)
-
-        def propose(self, max_tokens):
-            assert self.num_told > 100
-            return super().propose(max_tokens)
-
-    texts = {prompt: (*prompt, *rig.oracle(prompt, 40)) for prompt in prompts}
-    rig.scheduler.local._proposer = lambda sequence, name: Counting(
-        texts[sequence.request.prompt_token_ids]
-    )
-    ids = [rig.add(prompt, 40, method="suffix") for prompt in prompts]
-    num_told = []
-    while any(len(rig.out[i]) < 40 for i in ids):
-        before = sum(told)
-        rig.step()
-        num_told.append(sum(told) - before)
-    assert [tuple(rig.out[i]) for i in ids] == [texts[p][100:] for p in prompts]
-    assert max(num_told) == 40
-    assert all(sources(rig, i)["suffix"] > 2 for i in ids)
-
-
 class TestTheSeam:
     @pytest.mark.parametrize("method", ["ngram", "suffix"])
     def test_a_local_source_is_verified_and_needs_no_draft(self, make_rig, method):
