@@ -259,11 +259,14 @@ class TestNoVerdict:
         rig = rig_with(make_rig, speculation={"lookahead": "adaptive"}, **settings)
         for number in range(32):
             rig.add((1 + number, 2, 3), 200, method="medusa")
-        asked = []
+        asked, rig.losses = [], []
         for _ in range(num_passes):
             plan, results = rig.begin()
             asked.append(sum(entry.item.num_head_candidates > 0 for entry in plan.entries))
             rig.end(plan, results)
+            rig.losses += [
+                stats._num_losses for stats in rig.scheduler.local._heads._stats.values()
+            ]
         return rig, asked
 
     def test_control_passes_do_not_silence_good_heads(self, make_rig):
@@ -271,6 +274,7 @@ class TestNoVerdict:
         rig, asked = self.run(make_rig, 40, target=target, info=replace(HEADS, num_blocks=4096))
         assert 4 <= asked.count(0) <= 12  # the control stretch, and nothing behind it
         assert asked[-1] == 32
+        assert max(rig.losses[asked.index(0, 3) :]) == 0
         assert rig.scheduler.stats.by_source["medusa"].num_explored == 0
 
     def test_nor_do_passes_that_are_short_of_rows(self, make_rig):
