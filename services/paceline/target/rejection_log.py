@@ -100,6 +100,7 @@ class LineFile:
             length = 0
         if self._file.write(line) != len(line):
             self._file.truncate(length)  # half a line would spoil the next
+            self._file.seek(length)
             raise OSError(f"no room for {len(line)} bytes")
 
     def _open(self) -> FileIO:

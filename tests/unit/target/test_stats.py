@@ -16,8 +16,8 @@ from paceline.target.stats import SchedulerStats
 
 def a_round(num_draft: int, num_accepted: int, finish: str | None = None) -> TokenDelta:
     token_ids = tuple(range(num_accepted + 1))
-    origins = token_origins(num_accepted, num_draft)
-    return TokenDelta(1, token_ids, origins, num_draft, num_accepted, finish)  # type: ignore[arg-type]
+    origins, counts = token_origins(num_accepted, num_draft), (num_draft, num_accepted)
+    return TokenDelta(1, token_ids, origins, *counts, finish)  # type: ignore[arg-type]
 
 
 def test_rounds() -> None:
