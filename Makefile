@@ -36,11 +36,11 @@ browser: ## install Chromium for the page's tests, where there is none (Debian, 
 # Three: Playwright keeps an event loop running in its thread, and Ray forks its daemons, which is not
 # safe beside the gRPC threads of other tests.
 test: $(STAMP) $(CLIENTS) ## run the tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serve and not browser"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serve and not browser and not long"
 	@$(BIN)/python -m pytest -m browser
 	@$(BIN)/python -m pytest -m "serve and not long"
 
-test-long: $(STAMP) ## tensor parallel and autoscaling on a live service (~3 min)
+test-long: $(STAMP) ## tensor parallel and autoscaling on a live service, lookups beside transformers (~5 min)
 	@$(BIN)/python -m pytest -m long
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf

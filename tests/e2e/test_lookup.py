@@ -7,7 +7,7 @@ import pytest
 from paceline.bench.prompt_sets import prompt_set
 from tests.e2e.lookup import PROPOSERS, THEIRS, compare, say
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_two_tokens_a_pass_and_transformers_beside_them() -> None:

@@ -59,9 +59,9 @@ def test_a_session_that_trusts_its_draft_is_found(monkeypatch: pytest.MonkeyPatc
     """As if what a draft proposes were never compared with what the target draws."""
     commit = TargetSession.commit
 
-    def trusting(self: TargetSession, acceptance: object) -> object:
+    def trusting(self: TargetSession, acceptance: object, path: object = None) -> object:
         count = 0 if self._verifying is None else len(self._verifying.token_ids)
-        return commit(self, type(acceptance)(count, acceptance.next_token_id))
+        return commit(self, type(acceptance)(count, acceptance.next_token_id), path)
 
     monkeypatch.setattr(TargetSession, "commit", trusting)
     with pytest.raises(AssertionError, match="changed"):

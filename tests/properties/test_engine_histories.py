@@ -50,6 +50,9 @@ class NoiseRunner:
     def move(self, slots: Sequence[tuple[int, int]]) -> None:
         pass
 
+    def head_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        raise AssertionError("it has no heads")
+
     def close(self) -> None:
         pass
 

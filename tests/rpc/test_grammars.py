@@ -22,7 +22,7 @@ async def test_drafts_with_and_without_grammars(temperature: float, info: Engine
     law = SamplingParams(temperature, seed=3, grammar=GRAMMAR)
     wanted = replace(fleet.request("json", max_tokens=200), sampling=law)
     settings = fleet.config()
-    async with fleet.target(settings, info=INFO) as target:
+    async with fleet.target(settings, info=INFO, step_ms=10) as target:
         alone = await fleet.collect(target, replace(wanted, request_id="alone"))
         async with fleet.draft(settings, target, info=info) as draft:
             drafted = await fleet.collect(target, wanted)

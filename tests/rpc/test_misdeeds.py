@@ -241,7 +241,10 @@ class PoisonsOne(DraftTable):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 async def test_one_poisoned_sequence_costs_only_itself_its_draft(temperature: float) -> None:
     settings = fleet.with_rpc(fleet.config(), max_remote_errors=2)
-    async with fleet.target(settings) as target, fleet.draft(settings, target) as draft:
+    async with (
+        fleet.target(settings, step_ms=10) as target,  # time for the draft on a busy machine
+        fleet.draft(settings, target) as draft,
+    ):
         draft.table.__class__ = PoisonsOne
         counts = target.scheduler.drafts.counts
         wanted = [

@@ -16,7 +16,7 @@ from paceline.cli import cluster, servefile
 WAIT_S = 60.0
 # These share one service, so they are the last, and in this order: log files first, while nobody
 # has broken anything; who changes the configuration last.
-SHARING = ("test_logs", "test_methods", "test_metrics", "test_service", "test_controller")
+SHARING = ("test_logs", "test_metrics", "test_service", "test_controller")
 
 
 @dataclass(frozen=True)

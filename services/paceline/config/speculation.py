@@ -59,8 +59,9 @@ class SpeculationConfig(Section):
     suffix_decoding_max_cached_tokens: int = Field(
         20_000,
         ge=0,
-        le=10_000_000,
-        description="suffix: recent outputs that a target remembers, per cache salt; 0 = none",
+        le=1_000_000,
+        description="suffix: tokens of recent outputs that a target remembers, for each of at most "
+        "16 cache salts (384 bytes a token); 0 = none",
     )
     suffix_decoding_max_spec_factor: float = Field(
         1.0, gt=0.0, le=8.0, description="suffix: proposals per token of the match"

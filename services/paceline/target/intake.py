@@ -160,7 +160,10 @@ class Intake:
             )
 
     def _check_method(self, request: GenerateRequest) -> None:
-        """`model` without a draft is plain decoding; who asks for more is told."""
+        """`model` without a draft is plain decoding; who asks for more is told. One that runs
+        already, elsewhere, goes on without what this target has not."""
+        if request.resumption is not None:
+            return
         method = request.speculation.method
         if method == "medusa" and not self._info.num_heads:
             reason = "needs heads, and this deployment's model has none (target.medusa)"

@@ -91,7 +91,10 @@ class LocalDrafts:
         names = tuple(name for name in names if name not in sequence.barred_sources)
         sequence.lookahead.asked = asked.max_tokens if "model" in names else 0
         if not set(names) - {"model"}:
-            sequence.sources = None
+            if found is None or not sequence.in_pass:
+                sequence.sources = None
+            else:
+                found.sources = []  # the open pass keeps the source that it was planned with
             return
         old = {} if found is None else {source.name: source for source in found.sources}
         sources = [old.get(name) or _source(sequence, name) for name in names]
@@ -173,14 +176,20 @@ class LocalDrafts:
         if wants_outputs:
             self._recent.learn(left)
 
-    def ask_heads(self, sequence: Sequence) -> None:
+    def prefill(self, sequence: Sequence) -> None:
+        """Its next pass verifies nothing."""
+        self._ask_heads(sequence)
+        if sequence.sources is not None:
+            sequence.sources.chosen, sequence.sources.is_trying = None, False
+
+    def _ask_heads(self, sequence: Sequence) -> None:
         """Decide whether its next pass asks heads what comes behind the tokens that it commits."""
         sequence.num_head_candidates = self._heads.num_candidates(sequence)
 
     def window(self, sequence: Sequence) -> Window:
         """What its next pass may verify: picks the source."""
         found = sequence.sources
-        self.ask_heads(sequence)
+        self._ask_heads(sequence)
         if found is not None:
             found.chosen, found.is_trying = None, False
         if sequence.is_suspect:

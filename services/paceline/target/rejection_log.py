@@ -91,11 +91,17 @@ class LineFile:
         self._file.close()
 
     def _write(self, line: bytes) -> None:
-        if self._file.tell() + len(line) > self._max_bytes and self._file.tell():
-            self._file.close()
-            self.path.replace(self._old_path)
-            self._file = self._open()
-        self._file.write(line)
+        length = self._file.tell()
+        if length and length + len(line) > self._max_bytes:
+            if self.path.exists():  # not where the new file could not be opened
+                self.path.replace(self._old_path)  # first: if this fails, the old file goes on
+            old, self._file = self._file, self._open()
+            old.close()
+            length = 0
+        if self._file.write(line) != len(line):
+            self._file.truncate(length)  # half a line would spoil the next
+            self._file.seek(length)
+            raise OSError(f"no room for {len(line)} bytes")
 
     def _open(self) -> FileIO:
         """Others on this machine have no business in it: ids can be turned into text. Without a

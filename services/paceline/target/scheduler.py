@@ -244,7 +244,7 @@ class Scheduler:
             if rows_left < 1:
                 break
             sequence.session.begin_verify(0)
-            self.local.ask_heads(sequence)
+            self.local.prefill(sequence)
             entry = self._entry(sequence, sequence.cached_len, rows_left, ())
             rows_left -= entry.max_rows
             entries.append(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from paceline.generation import TokenOrigin
 from paceline.methods import SOURCES, ProposalSource
 from paceline.metrics.buckets import Buckets
 from paceline.metrics.target_catalog import (
@@ -110,7 +111,9 @@ class SchedulerStats:
             counts.num_draft_tokens += num_draft
             counts.num_accepted_tokens += num_accepted
         # An EOS ends a block, too: then the proposals behind it were right or wrong, who knows.
-        self.num_rejected_rounds += num_accepted < num_draft and delta.finish_reason is None
+        # Of a tree most nodes are never accepted: the last token says whether one was missing.
+        is_rejected = delta.origins[-1:] == (TokenOrigin.RECOVERED,)
+        self.num_rejected_rounds += is_rejected and delta.finish_reason is None
         per_pos = self.accepted_per_pos
         for position in range(num_accepted):
             per_pos[position if position < MAX_POSITION else MAX_POSITION] += 1

@@ -83,6 +83,7 @@ class Loopback:
             policy = _Granting(self.scheduler.policy.limits)
             policy.fan_out = fan_out
             self.scheduler.policy = self.scheduler.drafts._policy = policy
+            self.scheduler.local.policy = policy
         info = target.info if draft is None else draft.info
         self.table = DraftTable(
             max_sessions=1024,

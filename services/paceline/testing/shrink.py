@@ -123,7 +123,7 @@ def _plainer(scenario: Scenario) -> Iterator[Scenario]:
         *("draft_rows_per_pass", "draft_num_blocks", "draft_max_sessions", "draft_max_len"),
         *("targets_per_draft", "engine_seed", "max_queued_seqs", "max_queue_us", "pass_us"),
         *("draft_us", "checks_recovery", "lookahead", "max_fan_out", "max_untold"),
-        "max_alternates",
+        *("max_alternates", "method", "num_heads"),
     ):
         yield _with(scenario, name, fields[name].default)
     yield replace(scenario, draft_errors=(0.0,) * scenario.num_drafts)

@@ -77,7 +77,7 @@ def test_a_service_without_its_heads_is_not_started(tmp_path: Path) -> None:
     data["applications"][0]["args"]["target"]["medusa"] = str(tmp_path / "heads")
     path.write_text(yaml.safe_dump(data))
     file = servefile.load(path)
-    with pytest.raises(ConfigError, match=r"target\.medusa .* is neither a folder here"):
+    with pytest.raises(ConfigError, match=r"target\.medusa: .* is neither a folder here"):
         serve.prefetch(file)
     heads_folder(tmp_path / "heads")
     serve.prefetch(file)

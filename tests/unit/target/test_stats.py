@@ -6,7 +6,7 @@ import pytest
 
 from paceline.metrics.target_catalog import MAX_POSITION
 from paceline.protocol.lookahead import PassRecord
-from paceline.protocol.rounds import TokenDelta
+from paceline.protocol.rounds import TokenDelta, token_origins
 from paceline.protocol.target_session import TargetSession
 from paceline.sampling.acceptance import Acceptance
 from paceline.sampling.params import SamplingParams, VerificationMode
@@ -16,7 +16,8 @@ from paceline.target.stats import SchedulerStats
 
 def a_round(num_draft: int, num_accepted: int, finish: str | None = None) -> TokenDelta:
     token_ids = tuple(range(num_accepted + 1))
-    return TokenDelta(1, token_ids, (), num_draft, num_accepted, finish)  # type: ignore[arg-type]
+    origins, counts = token_origins(num_accepted, num_draft), (num_draft, num_accepted)
+    return TokenDelta(1, token_ids, origins, *counts, finish)  # type: ignore[arg-type]
 
 
 def test_rounds() -> None:
@@ -28,6 +29,14 @@ def test_rounds() -> None:
     assert (stats.num_committed_tokens, stats.num_unused_tokens) == (9, 6)
     assert stats.accepted_per_pos[:6] == [2, 1, 1, 1, 1, 0]
     assert stats.chosen.total == 4 + 4 + 5, "no less than was verified"
+
+
+def test_a_tree_that_is_accepted_to_a_leaf_has_no_rejection() -> None:
+    stats = SchedulerStats()
+    for num_verified in (2, 3):  # the leaf of a path of two, and a node that had children
+        origins = token_origins(2, num_verified)
+        stats.end_round(TokenDelta(1, (1, 2, 3), origins, 8, 2, None), 8, 0, "medusa")
+    assert stats.num_rejected_rounds == 1
 
 
 def test_the_end_of_a_text_is_no_rejection() -> None:
