@@ -213,6 +213,7 @@ def _measure(given: dict[str, Any]) -> None:
     target = models.resolve(given["target"])
     folder = models.resolve(draft) if draft else None
     from paceline.cli.distill_view import training_display
+    from paceline.engine.distill_folders import claim_report
     from paceline.engine.distill_report import MeasureJob, measure, write_report
     from paceline.engine.distill_run import in_sentences
 
@@ -227,12 +228,14 @@ def _measure(given: dict[str, Any]) -> None:
         num_threads=given["threads"],
         command=_command(),
     )
+    to, made = given["to"], {}
     with in_sentences():
+        if to is not None:
+            made = claim_report(to, target, folder or heads)
         with training_display() as watch:
             report = measure(job, watch.progress)
-        if given["to"] is not None:
-            given["to"].mkdir(parents=True, exist_ok=True)
-            write_report(report, given["to"])
+        if to is not None:
+            write_report({**report, **made}, to)
     _show(report)
 
 

@@ -16,6 +16,7 @@ import torch
 
 from paceline.engine.chat_files import Chat, check_chats, read_chats
 from paceline.engine.distill_data import load_tokenizer
+from paceline.engine.distill_folders import CARD, REPORT
 from paceline.engine.draft_card import acceptances, card, speedup
 from paceline.engine.draft_report import load_dense, measure_acceptance, measure_cost
 from paceline.engine.medusa_folder import read_medusa
@@ -24,7 +25,6 @@ from paceline.engine.plain_texts import greedy_answers
 from paceline.errors import ConfigError
 from paceline.models import Progress, no_progress, tokenizer_hash
 
-REPORT, CARD = "report.json", "README.md"
 _GREEDY_TOKENS = 128  # of an answer, when heads are measured
 _GREEDY_BATCH = 16
 

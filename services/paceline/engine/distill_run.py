@@ -44,13 +44,8 @@ from paceline.engine.distill_data import (
     prepare,
     remember,
 )
-from paceline.engine.distill_report import (
-    REPORT,
-    machine,
-    report_draft,
-    report_heads,
-    write_report,
-)
+from paceline.engine.distill_folders import check_apart, claim_result
+from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
 from paceline.engine.medusa_training import HeadsObjective, write_heads
 from paceline.engine.student import (
     FIT_CHATS,
@@ -112,7 +107,7 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
         _use(job.device, job.num_threads)
         check_target(job.target)
         recipe = _complete_recipe(job)
-        _check_out(job)
+        _check_places(job)
         remember(_data_settings(job), job.work, "data.json")
         data = gather(job.target, job.data, job.work, job.device, watch.progress)
         recipe = replace(
@@ -160,12 +155,10 @@ def _complete_recipe(job: DistillJob) -> Recipe:
     return recipe
 
 
-def _check_out(job: DistillJob) -> None:
-    """The folder must be new, or the result of an earlier run."""
-    is_used = job.out.is_dir() and any(job.out.iterdir())
-    if is_used and not (job.out / REPORT).is_file():
-        raise ConfigError(f"{job.out} holds something else: name a new folder for the result")
-    job.out.mkdir(parents=True, exist_ok=True)
+def _check_places(job: DistillJob) -> None:
+    places = {"--out": job.out, "--work": job.work}
+    check_apart(job.target, places | ({"--asset": job.asset} if job.asset else {}))
+    claim_result(job.out)
 
 
 def _data_settings(job: DistillJob) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,38 @@ def test_the_cards_figures_again_by_one_command(
     )
     assert again["acceptance"] == known["acceptance"]
     assert again["num_chats"] == 4
+
+
+def test_a_report_alone_overwrites_nothing(
+    draft: tuple[Path, str], target: Path, chats: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "draft"
+    shutil.copytree(draft[0], folder)
+    measuring = (target, "--report-only", "--draft", folder, "--chats", chats, "--last", 4)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "README.md").write_text("mine")
+    other, damaged = tmp_path / "other", tmp_path / "damaged"
+    shutil.copytree(folder, other)
+    shutil.copytree(folder, damaged)
+    (damaged / "report.json").write_text("{")
+    for place, said in (
+        (mine, "holds something else"),
+        (other, "holds another draft's report"),
+        (damaged, "report.json is damaged"),
+        (target / "report", "in the target's own folder"),
+    ):
+        result = run(*measuring, "--out", place)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+        assert said in result.stderr
+    assert (mine / "README.md").read_text() == "mine"
+    assert not (target / "report").exists()
+    known = json.loads((folder / "report.json").read_text())
+    result = run(*measuring, "--out", folder)  # its own: how it was made stays
+    assert result.exit_code == 0, result.output
+    again = json.loads((folder / "report.json").read_text())
+    assert (again["made"], again["num_chats"]) == (known["made"], 4)
+    assert "How it was made" in (folder / "README.md").read_text()
 
 
 def test_heads_and_their_figures_again(target: Path, chats: Path, tmp_path: Path) -> None:

@@ -236,7 +236,9 @@ def test_what_cannot_be_done_is_a_sentence(target: Path, tmp_path: Path) -> None
     refused("from 0 to 2", recipe=replace(RECIPE, layers=(0, 3)))
     refused("may keep 1 to 3", num_layers=4)
     refused("no CUDA device here", device="cuda")
-    refused("holds something else", out=target)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").write_text("mine")
+    refused("holds something else", out=tmp_path / "mine")
     refused("Not a directory", work=tmp_path / "chats.jsonl" / "work")
     refused("leave nothing to train on", data=replace(job(target, tmp_path).data, held_out=40))
     chats = tmp_path / "other.jsonl"
@@ -247,6 +249,30 @@ def test_what_cannot_be_done_is_a_sentence(target: Path, tmp_path: Path) -> None
     empty.write_text('{"ids": [1, 2], "prompt_len": 1}\n' * 3)
     data = DataSettings(chats=empty)
     refused("no chat is longer", data=data, work=tmp_path / "w3", num_heads=1)
+
+
+def test_nothing_is_written_into_the_target_or_into_another_stage(
+    target: Path, tmp_path: Path
+) -> None:
+    run(job(target, tmp_path / "first"))
+    draft = tmp_path / "first/draft"  # has a report, so a name alone would let it be overwritten
+    before = {path: path.read_bytes() for path in draft.iterdir()}
+    (tmp_path / "link").symlink_to(draft)
+    for said, changes in (
+        ("--out .* is in the target's own folder", {"out": draft}),
+        ("--out .* is in the target's own folder", {"out": tmp_path / "link"}),
+        ("--out .* is in the target's own folder", {"out": draft / "sub"}),
+        ("--work .* is in the target's own folder", {"work": draft}),
+        ("--asset .* is in the target's own folder", {"asset": draft}),
+        ("--out .* is in --work's folder", {"out": tmp_path / "x", "work": tmp_path / "x"}),
+        ("--work .* is in --out's folder", {"work": tmp_path / "second/draft/work"}),
+        ("--out .* is in --work's folder", {"out": tmp_path / "second/work/draft"}),
+        ("--asset .* is in --out's folder", {"asset": tmp_path / "second/draft/a"}),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            distill(job(draft, tmp_path / "second", **changes), Watch())
+    assert {path: path.read_bytes() for path in draft.iterdir()} == before
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
