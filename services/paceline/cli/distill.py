@@ -183,6 +183,8 @@ def _student_config(path: Path | None) -> dict[str, int]:
     if path is None:
         return {}
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not an ordinary file")
         if path.stat().st_size > MAX_STUDENT_BYTES:
             raise ConfigError(f"{path} is too large to be a student's config")
         shape = json.loads(path.read_text(encoding="utf-8"))

@@ -18,7 +18,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from paceline.engine.chat_files import Chat, write_chats
+from paceline.engine.chat_files import (
+    MAX_CHATS_BYTES,
+    MAX_TEXT_BYTES,
+    Chat,
+    check_file,
+    write_chats,
+)
 from paceline.engine.convert import compose_draft, write_draft
 from paceline.engine.distill import (
     Budget,
@@ -162,10 +168,13 @@ def _check_places(job: DistillJob) -> None:
 
 
 def _data_settings(job: DistillJob) -> dict[str, Any]:
-    settings = asdict(job.data)
-    files = [path for path in (job.data.chats, *job.data.texts) if path is not None]
-    hashes = [sha256_of(path) for path in files]
-    return {**settings, "target": fingerprint(job.target), "files": hashes}
+    """Files are looked at before they are read for their hashes."""
+    files = [(job.data.chats, MAX_CHATS_BYTES)] if job.data.chats else []
+    files += [(path, MAX_TEXT_BYTES) for path in job.data.texts]
+    for path, limit in files:
+        check_file(path, limit)
+    hashes = [sha256_of(path) for path, _ in files]
+    return {**asdict(job.data), "target": fingerprint(job.target), "files": hashes}
 
 
 # ------------------------------------------------------------------------------------- training

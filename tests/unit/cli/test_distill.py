@@ -163,6 +163,9 @@ def test_options_that_do_not_go_together(
         (("--layers", "0 7"), "layers must be distinct numbers from 0 to 2, the target's: 0 7"),
         (("--num-layers", "9"), "the target has 3 layers: a draft may keep 1 to 3"),
         (("--student-config", "none.json"), "cannot read none.json: No such file"),
+        (("--student-config", "/dev/zero"), "/dev/zero is not an ordinary file"),
+        (("--chats", "/dev/zero"), "/dev/zero is not an ordinary file"),
+        (("--text", "/dev/zero", "--num-chats", "0"), "/dev/zero is not an ordinary file"),
         (("--device", "mps"), "--device 'mps' is neither cpu nor cuda"),
     ],
 )
