@@ -139,7 +139,7 @@ def _job(given: dict[str, Any]) -> DistillJob:
         target=folder,
         name=given["target"],
         out=to,
-        work=given["work"] or to.with_name(to.name + "-work"),
+        work=given["work"] or work_folder(to),
         data=DataSettings(
             chats=chats,
             num_chats=0 if chats else options.DEFAULT_NUM_CHATS if num_chats is None else num_chats,
@@ -166,6 +166,13 @@ def _job(given: dict[str, Any]) -> DistillJob:
     )
 
 
+def work_folder(to: Path) -> Path:
+    """Beside the result, also where it is "." or ".."."""
+    if to.name in ("", ".."):
+        to = to.resolve()
+    return to.parent / f"{to.name}-work"
+
+
 def _command() -> str:
     """As it was typed, for the card."""
     arguments = sys.argv[1:] if sys.argv[1:2] == ["distill"] else ["distill", "..."]
@@ -174,7 +181,8 @@ def _command() -> str:
 
 def _layers(text: str | None) -> tuple[int, ...]:
     parts = (text or "").replace(",", " ").split()
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    is_empty = text is not None and not parts
+    if is_empty or not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--layers {text!r} are no layer numbers such as 0,1,16,17,18")
     return tuple(int(part) for part in parts)
 

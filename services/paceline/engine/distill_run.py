@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig
 
 from paceline.engine.chat_files import (
@@ -33,6 +33,7 @@ from paceline.engine.distill import (
     StepReport,
     Trainer,
     draft_tensors,
+    load_whole,
     no_report,
     read_progress,
     save_whole,
@@ -49,6 +50,7 @@ from paceline.engine.distill_data import (
     load_target,
     prepare,
     remember,
+    use_device,
 )
 from paceline.engine.distill_folders import check_apart, claim_result
 from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
@@ -110,8 +112,9 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
     work folder.
     """
     with in_sentences():
-        _use(job.device, job.num_threads)
-        check_target(job.target)
+        use_device(job.device, job.num_threads)
+        is_made_up = job.data.chats is None and job.data.num_chats > 0
+        check_target(job.target, job.data.length if is_made_up or job.data.texts else 0)
         recipe = _complete_recipe(job)
         _check_places(job)
         remember(_data_settings(job), job.work, "data.json")
@@ -139,12 +142,6 @@ def in_sentences() -> Iterator[None]:
         raise ConfigError(f"cannot read or write {name}: {reason}") from error
     except SafetensorError as error:
         raise ConfigError(f"a weights file cannot be read or written: {error}") from error
-
-
-def _use(device: str, num_threads: int) -> None:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device here: take --device cpu")
-    torch.set_num_threads(num_threads)
 
 
 def _complete_recipe(job: DistillJob) -> Recipe:
@@ -215,9 +212,7 @@ def _vocab(head: torch.Tensor, examples: list[Example], recipe: Recipe, part: Pa
     path = part / _VOCAB
     if not path.exists():
         save_whole({"draft_vocab": choose_vocab(head, examples, recipe).int()}, path)
-    with safe_open(path, framework="pt") as file:
-        vocab: torch.Tensor = file.get_tensor("draft_vocab").long()
-    return vocab
+    return load_whole(path, ("draft_vocab",))["draft_vocab"].long()
 
 
 # --------------------------------------------------------------------------------------- result
@@ -266,7 +261,7 @@ def _report(
     figures = measure(
         job.target, job.out, data.held_out, job.device, job.num_threads, watch.progress
     )
-    names = {"name": job.out.name, "target": job.name, "measure_command": again}
+    names = {"name": job.out.resolve().name, "target": job.name, "measure_command": again}
     report = {**figures, **names, "made": made}
     write_report(report, job.out)
     return report

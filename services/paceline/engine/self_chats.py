@@ -109,7 +109,7 @@ class _Sampler:
         self._length, self._seed, self._begun = length, seed, 0
 
     def run(self, batch: int) -> Iterator[tuple[Chat, torch.Tensor]]:
-        """Endless; `ConfigError` when the target ends `MAX_ENDED_AT_ONCE` chats in a row at once."""
+        """Endless; `ConfigError` after `MAX_ENDED_AT_ONCE` chats in a row that ended at once."""
         device = self._target.device
         cache = SlotCache(batch, self._length)
         prefix = self._pass(torch.tensor([self._before], device=device), cache)[0]

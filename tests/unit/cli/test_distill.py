@@ -160,6 +160,10 @@ def test_options_that_do_not_go_together(
         (("--chats", "none.jsonl"), "cannot read or write none.jsonl: No such file"),
         (("--text", "none.txt", "--num-chats", "0"), "cannot read or write none.txt: No such file"),
         (("--layers", "0,x"), "--layers '0,x' are no layer numbers such as 0,1,16,17,18"),
+        (("--layers", ","), "--layers ',' are no layer numbers"),
+        (("--layers", ""), "--layers '' are no layer numbers"),
+        (("--device", "cpu:abc"), "--device 'cpu:abc' is no device such as cpu or cuda:0"),
+        (("--length", "300"), "--length 300 is more than the 256 positions that"),
         (("--layers", "0 7"), "layers must be distinct numbers from 0 to 2, the target's: 0 7"),
         (("--num-layers", "9"), "the target has 3 layers: a draft may keep 1 to 3"),
         (("--student-config", "none.json"), "cannot read none.json: No such file"),
@@ -172,7 +176,7 @@ def test_options_that_do_not_go_together(
 def test_expected_errors_are_one_line_and_exit_1(
     target: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = run(target, "--out", tmp_path / "out", *arguments)
+    result = run(target, "--out", tmp_path / "out", "--length", 64, *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
@@ -192,7 +196,8 @@ def test_a_students_config(
 
     def attempt(text: str) -> str:
         path.write_text(text)
-        return run(target, "--out", tmp_path / "out", "--student-config", path).stderr
+        return run(target, "--out", tmp_path / "out", "--student-config", path,
+                   "--length", 64).stderr  # fmt: skip
 
     for text, said in (
         ("[1]", "is not a JSON object"),
@@ -200,6 +205,9 @@ def test_a_students_config(
         ("[" * 50_000, "is not JSON"),
         ('{"rope_theta": 3}', "not rope_theta: everything else is the target's"),
         ('{"hidden_size": 64}', "may not be wider than the target"),
+        ('{"intermediate_size": 1000000000}', "intermediate_size of the student may not exceed"),
+        ('{"num_hidden_layers": 10000000}', "num_hidden_layers of the student may not exceed"),
+        ('{"head_dim": 1000000000}', "num_attention_heads x head_dim of the student may not"),
     ):
         assert said in attempt(text), text
     monkeypatch.setattr(command, "MAX_STUDENT_BYTES", 4)
@@ -207,6 +215,19 @@ def test_a_students_config(
     monkeypatch.setattr(command, "MAX_STUDENT_BYTES", len('{"hidden_size": 16}'))
     assert "too large" not in run(target, "--out", tmp_path / "out", "--student-config", path,
                                   "--chats", tmp_path / "none").stderr  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("to", "work"), [("a/b", "a/b-work"), ("a/", "a-work"), (".", "/here/x-work"), ("/", "/-work")]
+)
+def test_the_default_work_folder_lies_beside_the_result(
+    to: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here/x"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    expected = tmp_path / work[1:] if work.startswith("/here") else Path(work)
+    assert command.work_folder(Path(to)) == expected
 
 
 def test_a_draft_with_another_tokenizer_is_not_measured(

@@ -75,7 +75,7 @@ def test_a_target_that_ends_every_turn_at_once_does_not_run_forever(
     output.bias.data[ended_by] = 1e4
     target.set_output_embeddings(output)
     chats = make_chats(target, CharTokenizer(), num=1, batch=2, length=12)
-    with pytest.raises(ConfigError, match="the target ended [78] chats in a row without an answer"):
+    with pytest.raises(ConfigError, match=r"ended [78] chats in a row without an answer"):
         next(chats)
 
 
