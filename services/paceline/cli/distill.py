@@ -139,7 +139,7 @@ def _job(given: dict[str, Any]) -> DistillJob:
         target=folder,
         name=given["target"],
         out=to,
-        work=given["work"] or to.with_name(to.name + "-work"),
+        work=given["work"] or work_folder(to),
         data=DataSettings(
             chats=chats,
             num_chats=0 if chats else options.DEFAULT_NUM_CHATS if num_chats is None else num_chats,
@@ -166,6 +166,13 @@ def _job(given: dict[str, Any]) -> DistillJob:
     )
 
 
+def work_folder(to: Path) -> Path:
+    """Beside the result, also where it is "." or ".."."""
+    if to.name in ("", ".."):
+        to = to.resolve()
+    return to.parent / f"{to.name}-work"
+
+
 def _command() -> str:
     """As it was typed, for the card."""
     arguments = sys.argv[1:] if sys.argv[1:2] == ["distill"] else ["distill", "..."]
@@ -174,7 +181,8 @@ def _command() -> str:
 
 def _layers(text: str | None) -> tuple[int, ...]:
     parts = (text or "").replace(",", " ").split()
-    if not all(part.isascii() and part.isdigit() for part in parts):
+    is_empty = text is not None and not parts
+    if is_empty or not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--layers {text!r} are no layer numbers such as 0,1,16,17,18")
     return tuple(int(part) for part in parts)
 
@@ -183,6 +191,8 @@ def _student_config(path: Path | None) -> dict[str, int]:
     if path is None:
         return {}
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not an ordinary file")
         if path.stat().st_size > MAX_STUDENT_BYTES:
             raise ConfigError(f"{path} is too large to be a student's config")
         shape = json.loads(path.read_text(encoding="utf-8"))
@@ -213,6 +223,7 @@ def _measure(given: dict[str, Any]) -> None:
     target = models.resolve(given["target"])
     folder = models.resolve(draft) if draft else None
     from paceline.cli.distill_view import training_display
+    from paceline.engine.distill_folders import claim_report
     from paceline.engine.distill_report import MeasureJob, measure, write_report
     from paceline.engine.distill_run import in_sentences
 
@@ -227,12 +238,14 @@ def _measure(given: dict[str, Any]) -> None:
         num_threads=given["threads"],
         command=_command(),
     )
+    to, made = given["to"], {}
     with in_sentences():
+        if to is not None:
+            made = claim_report(to, target, folder or heads)
         with training_display() as watch:
             report = measure(job, watch.progress)
-        if given["to"] is not None:
-            given["to"].mkdir(parents=True, exist_ok=True)
-            write_report(report, given["to"])
+        if to is not None:
+            write_report({**report, **made}, to)
     _show(report)
 
 

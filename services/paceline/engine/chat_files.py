@@ -87,10 +87,17 @@ def common_prefix(chats: Sequence[Chat]) -> int:
     return next((index for index, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
+def check_file(path: Path, limit: int) -> None:
+    """`ConfigError` unless a file of at most `limit` bytes; a device or a pipe may have no end."""
+    if not path.is_file() and path.exists():
+        raise ConfigError(f"{path} is not an ordinary file")
+    if path.stat().st_size > limit:
+        raise ConfigError(f"{path} is larger than {limit >> 20} MiB: split it")
+
+
 def _read(path: Path, limit: int) -> str:
     try:
-        if path.stat().st_size > limit:
-            raise ConfigError(f"{path} is larger than {limit >> 20} MiB: split it")
+        check_file(path, limit)
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from paceline.engine.convert import DRAFT_LAYERS
@@ -164,7 +164,7 @@ class Trainer:
         path = self._work / CHECKPOINT
         if not path.exists():
             return False
-        saved = load_file(path)
+        saved = load_whole(path)
         try:
             for name, p in self.params.items():
                 p.copy_(saved[f"param|{name}"])
@@ -179,14 +179,18 @@ class Trainer:
 
 def read_progress(work: Path) -> Progress:
     """That of the checkpoint in the folder."""
-    with safe_open(work / CHECKPOINT, framework="pt") as file:
-        return Progress(**json.loads(file.metadata()["progress"]))
+    path = work / CHECKPOINT
+    try:
+        with safe_open(path, framework="pt") as file:
+            return Progress(**json.loads((file.metadata() or {})["progress"]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged: delete it to train anew") from error
 
 
 def read_average(work: Path) -> dict[str, torch.Tensor]:
     """The averaged weights of the checkpoint, by parameter name."""
     prefix = "average|"
-    saved = load_file(work / CHECKPOINT)
+    saved = load_whole(work / CHECKPOINT)
     return {n.removeprefix(prefix): t for n, t in saved.items() if n.startswith(prefix)}
 
 
@@ -261,6 +265,18 @@ def save_whole(
     save_file(contiguous, staged, metadata={"format": "pt"} | (metadata or {}))
     staged.chmod(0o644)  # safetensors keeps files to their owner
     staged.rename(path)
+
+
+def load_whole(path: Path, names: Sequence[str] = ()) -> dict[str, torch.Tensor]:
+    """What `save_whole` wrote, with the tensors of these names at least."""
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged ({error}): delete it, it is made again") from error
+    for name in names:
+        if name not in tensors:
+            raise ConfigError(f"{path} is damaged (no {name}): delete it, it is made again")
+    return tensors
 
 
 def draft_tensors(work: Path, vocab: torch.Tensor, num_rows: int) -> dict[str, torch.Tensor]:

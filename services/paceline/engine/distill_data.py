@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -31,7 +30,7 @@ from paceline.engine.chat_files import (
     read_windows,
     write_chats,
 )
-from paceline.engine.distill import by_size, padded, save_whole
+from paceline.engine.distill import by_size, load_whole, padded, save_whole
 from paceline.engine.plain_texts import make_texts
 from paceline.engine.student import FAMILIES, Example
 from paceline.errors import ConfigError
@@ -96,7 +95,20 @@ def load_target(folder: Path, dtype: torch.dtype | str, device: str = "cpu") -> 
     return target.to(device).eval()
 
 
-def check_target(folder: Path) -> None:
+def use_device(device: str, num_threads: int) -> None:
+    """Set torch's threads; `ConfigError` for a device that is not here."""
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {device!r} is no device such as cpu or cuda:0") from error
+    num = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= num:
+        raise ConfigError(f"no CUDA device here that is {device}: take --device cpu")
+    torch.set_num_threads(num_threads)
+
+
+def check_target(folder: Path, length: int = 0) -> None:
+    """`ConfigError` unless it can be distilled, from texts of so many tokens."""
     if gguf_file(folder) is not None:
         raise ConfigError(f"{folder} is a GGUF file: only safetensors can be distilled")
     try:
@@ -108,6 +120,11 @@ def check_target(folder: Path) -> None:
         raise ConfigError(f"{folder} is a {config.model_type}: only {known} can be distilled")
     if getattr(config, "quantization_config", None):
         raise ConfigError(f"{folder} is quantized: distill from the weights before that")
+    if length > config.max_position_embeddings:
+        raise ConfigError(
+            f"--length {length} is more than the {config.max_position_embeddings} positions that "
+            f"{folder} has"
+        )
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -284,7 +301,7 @@ def load_examples(chats: Sequence[Chat], work: Path, skip: int) -> list[Example]
     """Those with more than `skip` tokens, in the chats' order, whatever the files' order."""
     hidden: dict[int, torch.Tensor] = {}
     for shard in sorted(work.glob("teacher-*.safetensors")):
-        hidden |= {int(index): states for index, states in load_file(shard).items()}
+        hidden |= {int(index): states for index, states in load_whole(shard).items()}
     missing = [index for index in range(len(chats)) if index not in hidden]
     if missing:
         raise ConfigError(f"{work} lacks {len(missing)} of {len(chats)} chats: delete the folder")

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from paceline.engine.chat_files import Chat, check_chats, read_chats
-from paceline.engine.distill_data import load_tokenizer
+from paceline.engine.distill_data import load_tokenizer, use_device
+from paceline.engine.distill_folders import CARD, REPORT
 from paceline.engine.draft_card import acceptances, card, speedup
 from paceline.engine.draft_report import load_dense, measure_acceptance, measure_cost
 from paceline.engine.medusa_folder import read_medusa
@@ -24,7 +25,6 @@ from paceline.engine.plain_texts import greedy_answers
 from paceline.errors import ConfigError
 from paceline.models import Progress, no_progress, tokenizer_hash
 
-REPORT, CARD = "report.json", "README.md"
 _GREEDY_TOKENS = 128  # of an answer, when heads are measured
 _GREEDY_BATCH = 16
 
@@ -46,14 +46,14 @@ class MeasureJob:
 
 def measure(job: MeasureJob, progress: Progress = no_progress) -> dict[str, Any]:
     """The report, without how the draft was made."""
-    torch.set_num_threads(job.num_threads)
+    use_device(job.device, job.num_threads)
     chats = read_chats(job.chats)[-job.last :]
     what = job.draft or job.heads
     if what is None:
         raise ConfigError("name a draft or Medusa heads to measure")
     report = report_heads if job.heads else report_draft
     figures = report(job.target, what, chats, job.device, job.num_threads, progress)
-    names = {"name": what.name, "target": job.name, "measure_command": job.command}
+    names = {"name": what.resolve().name, "target": job.name, "measure_command": job.command}
     return {**figures, **names}
 
 

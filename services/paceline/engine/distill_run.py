@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from transformers import AutoConfig
 
-from paceline.engine.chat_files import Chat, write_chats
+from paceline.engine.chat_files import (
+    MAX_CHATS_BYTES,
+    MAX_TEXT_BYTES,
+    Chat,
+    check_file,
+    write_chats,
+)
 from paceline.engine.convert import compose_draft, write_draft
 from paceline.engine.distill import (
     Budget,
@@ -27,6 +33,7 @@ from paceline.engine.distill import (
     StepReport,
     Trainer,
     draft_tensors,
+    load_whole,
     no_report,
     read_progress,
     save_whole,
@@ -43,14 +50,10 @@ from paceline.engine.distill_data import (
     load_target,
     prepare,
     remember,
+    use_device,
 )
-from paceline.engine.distill_report import (
-    REPORT,
-    machine,
-    report_draft,
-    report_heads,
-    write_report,
-)
+from paceline.engine.distill_folders import check_apart, claim_result
+from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
 from paceline.engine.medusa_training import HeadsObjective, write_heads
 from paceline.engine.student import (
     FIT_CHATS,
@@ -109,10 +112,11 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
     work folder.
     """
     with in_sentences():
-        _use(job.device, job.num_threads)
-        check_target(job.target)
+        use_device(job.device, job.num_threads)
+        is_made_up = job.data.chats is None and job.data.num_chats > 0
+        check_target(job.target, job.data.length if is_made_up or job.data.texts else 0)
         recipe = _complete_recipe(job)
-        _check_out(job)
+        _check_places(job)
         remember(_data_settings(job), job.work, "data.json")
         data = gather(job.target, job.data, job.work, job.device, watch.progress)
         recipe = replace(
@@ -140,12 +144,6 @@ def in_sentences() -> Iterator[None]:
         raise ConfigError(f"a weights file cannot be read or written: {error}") from error
 
 
-def _use(device: str, num_threads: int) -> None:
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device here: take --device cpu")
-    torch.set_num_threads(num_threads)
-
-
 def _complete_recipe(job: DistillJob) -> Recipe:
     """With layers, if none are named; checked before hours of work begin."""
     config = AutoConfig.from_pretrained(job.target, local_files_only=True).to_dict()
@@ -160,19 +158,20 @@ def _complete_recipe(job: DistillJob) -> Recipe:
     return recipe
 
 
-def _check_out(job: DistillJob) -> None:
-    """The folder must be new, or the result of an earlier run."""
-    is_used = job.out.is_dir() and any(job.out.iterdir())
-    if is_used and not (job.out / REPORT).is_file():
-        raise ConfigError(f"{job.out} holds something else: name a new folder for the result")
-    job.out.mkdir(parents=True, exist_ok=True)
+def _check_places(job: DistillJob) -> None:
+    places = {"--out": job.out, "--work": job.work}
+    check_apart(job.target, places | ({"--asset": job.asset} if job.asset else {}))
+    claim_result(job.out)
 
 
 def _data_settings(job: DistillJob) -> dict[str, Any]:
-    settings = asdict(job.data)
-    files = [path for path in (job.data.chats, *job.data.texts) if path is not None]
-    hashes = [sha256_of(path) for path in files]
-    return {**settings, "target": fingerprint(job.target), "files": hashes}
+    """Files are looked at before they are read for their hashes."""
+    files = [(job.data.chats, MAX_CHATS_BYTES)] if job.data.chats else []
+    files += [(path, MAX_TEXT_BYTES) for path in job.data.texts]
+    for path, limit in files:
+        check_file(path, limit)
+    hashes = [sha256_of(path) for path, _ in files]
+    return {**asdict(job.data), "target": fingerprint(job.target), "files": hashes}
 
 
 # ------------------------------------------------------------------------------------- training
@@ -213,9 +212,7 @@ def _vocab(head: torch.Tensor, examples: list[Example], recipe: Recipe, part: Pa
     path = part / _VOCAB
     if not path.exists():
         save_whole({"draft_vocab": choose_vocab(head, examples, recipe).int()}, path)
-    with safe_open(path, framework="pt") as file:
-        vocab: torch.Tensor = file.get_tensor("draft_vocab").long()
-    return vocab
+    return load_whole(path, ("draft_vocab",))["draft_vocab"].long()
 
 
 # --------------------------------------------------------------------------------------- result
@@ -264,7 +261,7 @@ def _report(
     figures = measure(
         job.target, job.out, data.held_out, job.device, job.num_threads, watch.progress
     )
-    names = {"name": job.out.name, "target": job.name, "measure_command": again}
+    names = {"name": job.out.resolve().name, "target": job.name, "measure_command": again}
     report = {**figures, **names, "made": made}
     write_report(report, job.out)
     return report

@@ -110,7 +110,8 @@ def _heads_table(report: Mapping[str, Any]) -> list[str]:
     ]
     rows[0] += ["top 1", "top 2", "top 3", *[f"coupled, T = {t}" for t in heads[0]["coupled"]]]
     for row, head in zip(rows[1:], heads, strict=True):
-        row += [f"{value:.3f}" for value in [*head["top"], *head["coupled"].values()]]
+        values = [*head["top"], *head["coupled"].values()]
+        row += ["-" if value is None else f"{value:.3f}" for value in values]
     return [
         *_table(rows),
         "",

@@ -134,10 +134,11 @@ def write_heads(
 @dataclass(frozen=True, slots=True)
 class HeadFigures:
     """`top`: how often the target's greedy token is among the head's first 1, 2, ... guesses, in
-    greedy answers; `coupled`: acceptance by temperature, in the chats as they are."""
+    greedy answers; `coupled`: acceptance by temperature, in the chats as they are; None where no
+    answer is long enough for the head."""
 
     top: tuple[float, ...]
-    coupled: dict[float, float]
+    coupled: dict[float, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ def _ranks(heads: Sequence[HeadLogits], output: torch.Tensor, hidden: torch.Tens
 
 def _coupled(
     heads: Sequence[HeadLogits], output: torch.Tensor, answers: Sequence[torch.Tensor]
-) -> list[dict[float, float]]:
+) -> list[dict[float, float | None]]:
     """Mean acceptance of each head, as if its predecessors were right."""
     sums, counts = [dict.fromkeys(TEMPERATURES, 0.0) for _ in heads], [0] * len(heads)
     for hidden in answers:
@@ -234,7 +235,7 @@ def _coupled(
                     found = coupled_acceptance(log_target, log_head)
                     sums[number][temperature] += float(found.sum())
     return [
-        {temperature: total / max(count, 1) for temperature, total in by.items()}
+        {temperature: total / count if count else None for temperature, total in by.items()}
         for by, count in zip(sums, counts, strict=True)
     ]
 

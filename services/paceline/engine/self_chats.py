@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 
 from paceline.engine.chat_files import Chat
 from paceline.engine.slot_attention import SLOT_ATTENTION, SlotCache
@@ -25,6 +26,7 @@ from paceline.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ANSWER_TEMPERATURES = (0.0, 0.5, 0.7, 0.7, 1.0, 1.0)  # chats take turns
+MAX_ENDED_AT_ONCE = 1000  # chats in a row without a question and the start of an answer
 _MARK = "\x00"  # stands for the user's text when the template is cut in two
 _MAX_USER_TOKENS = 64
 _BLOCK = 256  # ids whose chances are added up before one of them is looked for
@@ -32,13 +34,26 @@ _LOG_CHATS = 64
 
 
 def template_parts(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Token ids before and after the user's text, the latter up to where the answer starts."""
+    """Token ids before and after the user's text, the latter up to where the answer starts.
+
+    `ConfigError` where either has none, or the template cannot be used at all.
+    """
     message = [{"role": "user", "content": _MARK}]
-    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the chat template cannot be used: {reason}") from error
     before, mark, after = text.partition(_MARK)
     if not mark:
         raise ConfigError("the chat template drops the user's text")
-    return tuple(tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
+    parts = tuple(tokenizer.encode(part, add_special_tokens=False) for part in (before, after))
+    for part, where in zip(parts, ("before", "after"), strict=True):
+        if not part:
+            raise ConfigError(
+                f"the chat template has nothing {where} the user's text: give --chats or --text"
+            )
+    return parts
 
 
 @dataclass(slots=True)
@@ -94,7 +109,7 @@ class _Sampler:
         self._length, self._seed, self._begun = length, seed, 0
 
     def run(self, batch: int) -> Iterator[tuple[Chat, torch.Tensor]]:
-        """Endless."""
+        """Endless; `ConfigError` after `MAX_ENDED_AT_ONCE` chats in a row that ended at once."""
         device = self._target.device
         cache = SlotCache(batch, self._length)
         prefix = self._pass(torch.tensor([self._before], device=device), cache)[0]
@@ -102,7 +117,8 @@ class _Sampler:
         hidden[:, : len(prefix)] = prefix
         rows = torch.arange(batch, device=device)
         drafts = [self._begin() for _ in range(batch)]
-        while True:
+        num_empty = 0
+        while num_empty < MAX_ENDED_AT_ONCE:
             # The prefix's last token is read again: its row decides the first one behind it.
             cache.at = torch.tensor([len(draft.ids) - 1 for draft in drafts], device=device)
             ids = torch.tensor([[draft.ids[-1]] for draft in drafts], device=device)
@@ -116,10 +132,15 @@ class _Sampler:
             for row, token_id in zip(free, picked, strict=True):
                 draft = drafts[row]
                 if not self._goes_on(draft, token_id):
+                    num_empty += 1
                     if len(draft.ids) > draft.prompt_len > 0:
+                        num_empty = 0
                         chat = Chat(tuple(draft.ids), draft.prompt_len)
                         yield chat, hidden[row, : len(draft.ids)].clone()
                     drafts[row] = self._begin()
+        raise ConfigError(
+            f"the target ended {num_empty} chats in a row without an answer: give --chats or --text"
+        )
 
     def _begin(self) -> _Draft:
         number = self._begun

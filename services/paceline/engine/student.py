@@ -120,6 +120,16 @@ def _checked_shape(target: Mapping[str, Any], given: Mapping[str, int]) -> dict[
         raise ConfigError("the student's num_key_value_heads must divide num_attention_heads")
     if hidden > target["hidden_size"]:
         raise ConfigError(f"the student may not be wider than the target ({target['hidden_size']})")
+    for key in ("num_hidden_layers", "intermediate_size"):
+        if shape[key] > target[key]:
+            raise ConfigError(f"{key} of the student may not exceed the target's ({target[key]})")
+    target_heads = target["num_attention_heads"]
+    target_dim = target.get("head_dim") or target["hidden_size"] // target_heads
+    if heads * head_dim > target_heads * target_dim:
+        raise ConfigError(
+            "num_attention_heads x head_dim of the student may not exceed the target's "
+            f"({target_heads} x {target_dim})"
+        )
     return {**shape, "head_dim": head_dim}
 
 

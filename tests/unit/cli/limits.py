@@ -20,6 +20,10 @@ CLI_CONSTANTS: dict[str, str] = {
         ("engine.chat_files:MAX_CHATS_BYTES", "engine.chat_files:MAX_TEXT_BYTES"),
         "unit/engine/test_chat_files.py::test_files_that_cannot_be_read",
     ),
+    "engine.self_chats:MAX_ENDED_AT_ONCE": (
+        "unit/engine/test_self_chats.py"
+        "::test_a_target_that_ends_every_turn_at_once_does_not_run_forever"
+    ),
     "engine.draft_card:MAX_SPEEDUP_TOKENS": (
         "unit/engine/test_draft_card.py::test_the_best_number_is_the_best"
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,38 @@ def test_the_cards_figures_again_by_one_command(
     assert again["num_chats"] == 4
 
 
+def test_a_report_alone_overwrites_nothing(
+    draft: tuple[Path, str], target: Path, chats: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "draft"
+    shutil.copytree(draft[0], folder)
+    measuring = (target, "--report-only", "--draft", folder, "--chats", chats, "--last", 4)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "README.md").write_text("mine")
+    other, damaged = tmp_path / "other", tmp_path / "damaged"
+    shutil.copytree(folder, other)
+    shutil.copytree(folder, damaged)
+    (damaged / "report.json").write_text("{")
+    for place, said in (
+        (mine, "holds something else"),
+        (other, "holds another draft's report"),
+        (damaged, "report.json is damaged"),
+        (target / "report", "in the target's own folder"),
+    ):
+        result = run(*measuring, "--out", place)
+        assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+        assert said in result.stderr
+    assert (mine / "README.md").read_text() == "mine"
+    assert not (target / "report").exists()
+    known = json.loads((folder / "report.json").read_text())
+    result = run(*measuring, "--out", folder)  # its own: how it was made stays
+    assert result.exit_code == 0, result.output
+    again = json.loads((folder / "report.json").read_text())
+    assert (again["made"], again["num_chats"]) == (known["made"], 4)
+    assert "How it was made" in (folder / "README.md").read_text()
+
+
 def test_heads_and_their_figures_again(target: Path, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "heads"
     result = run(target, "--out", out, "--chats", chats, "--steps", 5, "--medusa", 2,
@@ -127,16 +160,23 @@ def test_options_that_do_not_go_together(
         (("--chats", "none.jsonl"), "cannot read or write none.jsonl: No such file"),
         (("--text", "none.txt", "--num-chats", "0"), "cannot read or write none.txt: No such file"),
         (("--layers", "0,x"), "--layers '0,x' are no layer numbers such as 0,1,16,17,18"),
+        (("--layers", ","), "--layers ',' are no layer numbers"),
+        (("--layers", ""), "--layers '' are no layer numbers"),
+        (("--device", "cpu:abc"), "--device 'cpu:abc' is no device such as cpu or cuda:0"),
+        (("--length", "300"), "--length 300 is more than the 256 positions that"),
         (("--layers", "0 7"), "layers must be distinct numbers from 0 to 2, the target's: 0 7"),
         (("--num-layers", "9"), "the target has 3 layers: a draft may keep 1 to 3"),
         (("--student-config", "none.json"), "cannot read none.json: No such file"),
+        (("--student-config", "/dev/zero"), "/dev/zero is not an ordinary file"),
+        (("--chats", "/dev/zero"), "/dev/zero is not an ordinary file"),
+        (("--text", "/dev/zero", "--num-chats", "0"), "/dev/zero is not an ordinary file"),
         (("--device", "mps"), "--device 'mps' is neither cpu nor cuda"),
     ],
 )
 def test_expected_errors_are_one_line_and_exit_1(
     target: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = run(target, "--out", tmp_path / "out", *arguments)
+    result = run(target, "--out", tmp_path / "out", "--length", 64, *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
@@ -156,7 +196,8 @@ def test_a_students_config(
 
     def attempt(text: str) -> str:
         path.write_text(text)
-        return run(target, "--out", tmp_path / "out", "--student-config", path).stderr
+        return run(target, "--out", tmp_path / "out", "--student-config", path,
+                   "--length", 64).stderr  # fmt: skip
 
     for text, said in (
         ("[1]", "is not a JSON object"),
@@ -164,6 +205,9 @@ def test_a_students_config(
         ("[" * 50_000, "is not JSON"),
         ('{"rope_theta": 3}', "not rope_theta: everything else is the target's"),
         ('{"hidden_size": 64}', "may not be wider than the target"),
+        ('{"intermediate_size": 1000000000}', "intermediate_size of the student may not exceed"),
+        ('{"num_hidden_layers": 10000000}', "num_hidden_layers of the student may not exceed"),
+        ('{"head_dim": 1000000000}', "num_attention_heads x head_dim of the student may not"),
     ):
         assert said in attempt(text), text
     monkeypatch.setattr(command, "MAX_STUDENT_BYTES", 4)
@@ -171,6 +215,19 @@ def test_a_students_config(
     monkeypatch.setattr(command, "MAX_STUDENT_BYTES", len('{"hidden_size": 16}'))
     assert "too large" not in run(target, "--out", tmp_path / "out", "--student-config", path,
                                   "--chats", tmp_path / "none").stderr  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("to", "work"), [("a/b", "a/b-work"), ("a/", "a-work"), (".", "/here/x-work"), ("/", "/-work")]
+)
+def test_the_default_work_folder_lies_beside_the_result(
+    to: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here/x"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    expected = tmp_path / work[1:] if work.startswith("/here") else Path(work)
+    assert command.work_folder(Path(to)) == expected
 
 
 def test_a_draft_with_another_tokenizer_is_not_measured(

@@ -63,7 +63,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "chats.jsonl"
     with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
         read_chats(path)
-    with pytest.raises(ConfigError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="is not an ordinary file"):
         read_chats(tmp_path)
     path.write_text("\n")
     with pytest.raises(ConfigError, match="has no chats"):

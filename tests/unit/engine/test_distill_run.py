@@ -235,8 +235,14 @@ def test_what_cannot_be_done_is_a_sentence(target: Path, tmp_path: Path) -> None
 
     refused("from 0 to 2", recipe=replace(RECIPE, layers=(0, 3)))
     refused("may keep 1 to 3", num_layers=4)
-    refused("no CUDA device here", device="cuda")
-    refused("holds something else", out=target)
+    for device in ("cuda", "cuda:7"):
+        refused(f"no CUDA device here that is {device}:", device=device)
+    refused("--device 'cpu:abc' is no device", device="cpu:abc")
+    long = DataSettings(num_chats=9, length=257)
+    refused("--length 257 is more than the 256 positions", data=long)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes").write_text("mine")
+    refused("holds something else", out=tmp_path / "mine")
     refused("Not a directory", work=tmp_path / "chats.jsonl" / "work")
     refused("leave nothing to train on", data=replace(job(target, tmp_path).data, held_out=40))
     chats = tmp_path / "other.jsonl"
@@ -247,6 +253,30 @@ def test_what_cannot_be_done_is_a_sentence(target: Path, tmp_path: Path) -> None
     empty.write_text('{"ids": [1, 2], "prompt_len": 1}\n' * 3)
     data = DataSettings(chats=empty)
     refused("no chat is longer", data=data, work=tmp_path / "w3", num_heads=1)
+
+
+def test_nothing_is_written_into_the_target_or_into_another_stage(
+    target: Path, tmp_path: Path
+) -> None:
+    run(job(target, tmp_path / "first"))
+    draft = tmp_path / "first/draft"  # has a report, so a name alone would let it be overwritten
+    before = {path: path.read_bytes() for path in draft.iterdir()}
+    (tmp_path / "link").symlink_to(draft)
+    for said, changes in (
+        ("--out .* is in the target's own folder", {"out": draft}),
+        ("--out .* is in the target's own folder", {"out": tmp_path / "link"}),
+        ("--out .* is in the target's own folder", {"out": draft / "sub"}),
+        ("--work .* is in the target's own folder", {"work": draft}),
+        ("--asset .* is in the target's own folder", {"asset": draft}),
+        ("--out .* is in --work's folder", {"out": tmp_path / "x", "work": tmp_path / "x"}),
+        ("--work .* is in --out's folder", {"work": tmp_path / "second/draft/work"}),
+        ("--out .* is in --work's folder", {"out": tmp_path / "second/work/draft"}),
+        ("--asset .* is in --out's folder", {"asset": tmp_path / "second/draft/a"}),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            distill(job(draft, tmp_path / "second", **changes), Watch())
+    assert {path: path.read_bytes() for path in draft.iterdir()} == before
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -266,6 +296,19 @@ def test_a_target_that_lacks_weights_is_refused(target: Path, tmp_path: Path) ->
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     with pytest.raises(ConfigError, match="lacks weights that its config"):
         distill(job(folder, tmp_path / "place"), Watch())
+
+
+@pytest.mark.parametrize("name", ["teacher-0000", "draft/vocab", "draft/checkpoint"])
+def test_a_damaged_file_of_a_work_folder_is_named_and_can_be_deleted(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    assert distill(job(target, tmp_path), stopping(2)) is None
+    path = tmp_path / f"work/{name}.safetensors"
+    path.write_bytes(path.read_bytes()[:5])
+    with pytest.raises(ConfigError, match=f"{name}.safetensors is damaged .*: delete it"):
+        distill(job(target, tmp_path), Watch())
+    path.unlink()
+    assert run(job(target, tmp_path))["made"]["progress"]["steps"] == 20
 
 
 def test_a_full_disk_is_seen_before_the_work(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.engine.chat_files import Chat
+from paceline.engine.distill import Budget
 from paceline.engine.distill_data import hidden_states
 from paceline.engine.distill_report import MeasureJob, measure
 from paceline.engine.distill_run import Watch, distill
+from paceline.engine.draft_card import card
 from paceline.engine.draft_report import load_dense
 from paceline.engine.medusa_folder import HeadTensors, MedusaTensors, read_medusa
 from paceline.engine.medusa_training import (
@@ -55,6 +58,20 @@ def test_heads_in_the_small_form(target: Path, tmp_path: Path) -> None:
     card = (folder / "README.md").read_text()
     assert f"{report['accepted_chain']:.2f} for the chain" in card
     assert "head 1: token t + 3" in card
+
+
+def test_a_head_without_a_row_to_measure_has_no_figure(target: Path, tmp_path: Path) -> None:
+    given = job(target, tmp_path, num_heads=2, budget=Budget(steps=1))
+    report = distill(given, Watch())
+    assert report is not None
+    heads = read_medusa(tmp_path / "draft", 32, 101)
+    two = [Chat((3, 6, 50, 4, 51, 52), 4)]  # the second head would need a third answer token
+    found = measure_heads(load_dense(target), heads, random_chats(4), two)
+    assert found.heads[1].coupled == {0.7: None, 1.0: None}
+    assert None not in found.heads[0].coupled.values()
+    text = card(report | json.loads(json.dumps(asdict(found))))
+    (row,) = [line for line in text.splitlines() if line.startswith("| head 1:")]
+    assert row.endswith("| - | - |")
 
 
 def test_the_published_layout_computes_the_same(target: Path, tmp_path: Path) -> None:

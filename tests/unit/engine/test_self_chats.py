@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.engine import self_chats
 from paceline.engine.chat_files import Chat
-from paceline.engine.distill_data import load_target
+from paceline.engine.distill_data import load_target, load_tokenizer
 from paceline.engine.self_chats import (
     ANSWER_TEMPERATURES,
     make_chats,
@@ -15,6 +16,7 @@ from paceline.engine.self_chats import (
     template_parts,
 )
 from paceline.errors import ConfigError
+from tests.unit.engine.tiny_chat import save_chat_model
 
 
 class CharTokenizer:
@@ -38,6 +40,43 @@ def test_the_template_is_cut_around_the_users_text() -> None:
     assert template_parts(CharTokenizer()) == ([65], [66, 67])
     with pytest.raises(ConfigError, match="drops the user's text"):
         template_parts(CharTokenizer("AB"))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no users here') }}", "cannot be used: no users here"),
+        ("{% if %}", "cannot be used: Expected an expression"),
+        ("t3 {{ messages[1]['content'] }} t4", "cannot be used: "),
+        ("t3 {{ messages[0]['content'] / 0 }} t4", "cannot be used: unsupported operand"),
+        ("t3 {{ 1 // 0 }} t4", "cannot be used: integer division"),
+        ("t3 {{ messages[0]['content'] }}", "has nothing after the user's text"),
+        ("{{ messages[0]['content'] }} t4", "has nothing before the user's text"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_a_sentence(
+    template: str, said: str, tmp_path: Path
+) -> None:
+    folder = save_chat_model("llama", tmp_path, template=template)
+    with pytest.raises(ConfigError) as caught:
+        template_parts(load_tokenizer(folder))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ended_by", [66, 2])
+def test_a_target_that_ends_every_turn_at_once_does_not_run_forever(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, ended_by: int
+) -> None:
+    """By the token behind the user's text, or by EOS in the answer behind the longest question."""
+    monkeypatch.setattr(self_chats, "MAX_ENDED_AT_ONCE", 7)
+    target = load_target(llama_folder, torch.float32)
+    output = torch.nn.Linear(32, 101)
+    output.bias.data[ended_by] = 1e4
+    target.set_output_embeddings(output)
+    chats = make_chats(target, CharTokenizer(), num=1, batch=2, length=12)
+    with pytest.raises(ConfigError, match=r"ended [78] chats in a row without an answer"):
+        next(chats)
 
 
 def test_chats_follow_the_template_and_the_seed(llama_folder: Path) -> None:
