@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from paceline.config import model
 from paceline.errors import ConfigError
 
 # (what is happening, bytes or steps done, bytes or steps in all; 0 = unknown)
@@ -29,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 CACHE_ENV = "PACELINE_CACHE_DIR"
 DEFAULT_CACHE = Path("~/.cache/paceline/models")
 MANIFEST = "paceline-manifest.json"
-BUILTIN_SOURCES = ("toy", "timed")  # engines without weights
+BUILTIN_SOURCES = model.BUILTIN_SOURCES
 # Their vocabulary, the same for engines and gateways: 256 bytes and one id that ends a text.
 TOY_VOCAB_SIZE = 257
 TOY_EOS_TOKEN_ID = 256

@@ -27,7 +27,7 @@ SOURCES = {
     "suffix": {"suffix"},
     "medusa": {"medusa"},
     "hybrid": {"model", "suffix"},
-    "auto": {"model", "ngram", "suffix", "medusa"},
+    "auto": {"model", "suffix", "medusa"},
     "off": set(),
 }
 PROMPT = "the cat sat on the mat, the cat sat on the hat, the cat sat on the mat, "

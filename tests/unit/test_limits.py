@@ -191,6 +191,8 @@ CONSTANTS: dict[str, str] = {
     **MEDUSA_CONSTANTS,
     **PROPOSER_CONSTANTS,
     **BENCH_CONSTANTS,
+    "engine.json_files:MAX_JSON_BYTES": "unit/engine/test_vocabulary.py::test_as_large_a_file",
+    "engine.vocabulary:MAX_TOKEN_IDS": "unit/engine/test_vocabulary.py::test_as_large_an_id",
     "protocol.draft_cost:MAX_BRANCH_BATCH": (
         "unit/protocol/test_lookahead.py::test_branches_only_in_small_batches"
     ),

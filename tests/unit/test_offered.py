@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.app import build_app
-from paceline.config import AppConfig, Offer, SpeculationConfig
+from paceline.config import AppConfig, ModelConfig, Offer, SpeculationConfig
 from paceline.config.live import LiveTargetConfig, check_user_config
 from paceline.config.offered import NO_DRAFTS, NO_HEADS, SWITCHED_OFF
 from paceline.methods import METHODS, SpeculationMethod
@@ -137,6 +137,33 @@ def test_a_lookup_needs_a_length() -> None:
     SpeculationConfig(prompt_lookup_min=3, prompt_lookup_max=3)
     with pytest.raises(ValidationError, match="prompt_lookup_min <= prompt_lookup_max"):
         SpeculationConfig(prompt_lookup_min=4, prompt_lookup_max=3)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (
+            {"medusa": "org/heads", "model": {"source": "org/m", "tensor_parallel_size": 3}},
+            "not go",
+        ),
+        ({"medusa": "toy", "model": {"tensor_parallel_size": 2}}, "do not go together"),
+        ({"medusa": "/nope"}, "the heads of model toy are named toy"),
+        ({"medusa": "org/heads", "model": {"source": "timed"}}, "model timed are named toy"),
+    ],
+)
+def test_heads_that_a_target_cannot_have(target: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AppConfig.model_validate({"models": {"m": {"target": target}}})
+    fine = {**target, "model": {**target.get("model", {}), "tensor_parallel_size": 1}}
+    if fine["model"].get("source") == "org/m":
+        assert app_of("medusa", target=fine).pools
+
+
+@pytest.mark.parametrize("name", ["source", "target_tokenizer"])
+def test_names_of_models_are_bounded(name: str) -> None:
+    assert getattr(ModelConfig.model_validate({name: "x" * 1024}), name)
+    with pytest.raises(ValidationError, match="at most 1024 characters"):
+        ModelConfig.model_validate({name: "x" * 1025})
 
 
 def test_heads_are_offered_where_the_target_names_them() -> None:

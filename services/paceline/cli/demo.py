@@ -16,6 +16,7 @@ from paceline.cli.demo_stream import (
     Answer,
     DemoRequest,
     Piece,
+    is_refused,
     model_name,
     stream_chat,
 )
@@ -49,11 +50,16 @@ def on_this_machine(
 
 
 def at(
-    url: str, request: DemoRequest, max_rows: int, api_key: str = "", has_drafts: bool = True
+    url: str,
+    request: DemoRequest,
+    max_rows: int,
+    api_key: str = "",
+    has_drafts: bool | None = None,
 ) -> bool:
     """Run the demo against a running service. True when both texts are identical.
 
-    `has_drafts`: proposals may come from a draft replica, which is waited for.
+    `has_drafts`: proposals may come from a draft replica, which is waited for. None: the service
+    is asked.
     """
     _check(request)
     try:
@@ -81,7 +87,7 @@ def _check(request: DemoRequest) -> None:
         raise ConfigError("the demo compares with no speculation: --method off leaves nothing")
 
 
-def _run(http: httpx.Client, request: DemoRequest, max_rows: int, has_drafts: bool) -> bool:
+def _run(http: httpx.Client, request: DemoRequest, max_rows: int, has_drafts: bool | None) -> bool:
     model = model_name(http)
     with_draft = WITH_DRAFT | ({} if request.method is None else {"method": request.method})
     _warm_up(http, model, request, with_draft, has_drafts)
@@ -116,11 +122,13 @@ def _warm_up(
     model: str,
     request: DemoRequest,
     with_draft: dict[str, Any],
-    has_drafts: bool,
+    has_drafts: bool | None,
 ) -> None:
     """Short requests until a draft takes part, so that the first pass's costs are not measured."""
     short = replace(request, max_tokens=WARM_UP_TOKENS)
     stream_chat(http, short.body(model, WITHOUT_DRAFT), _ignore)
+    if has_drafts is None and request.method not in LOCAL_SOURCES:
+        has_drafts = not is_refused(http, short.body(model, {"method": "model"}))
     if not has_drafts or request.method in LOCAL_SOURCES:
         stream_chat(http, short.body(model, with_draft), _ignore)
         return

@@ -150,6 +150,19 @@ def stream_chat(
     return answer
 
 
+def is_refused(http: httpx.Client, body: dict[str, Any]) -> bool:
+    """Whether the service has not what the `speculation` of `body` asks for. An answer that it
+    begins is not waited for."""
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.BAD_REQUEST:
+            return False
+        try:
+            error = json.loads(response.read())["error"]
+            return str(error["param"]).startswith("speculation")
+        except (ValueError, LookupError, TypeError):
+            return False
+
+
 def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         if not line.startswith(EVENT_PREFIX):

@@ -3,15 +3,15 @@ Downloads nothing."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from paceline.cli.doctor_checks import Finding
 from paceline.config import Offer, Pool
 from paceline.config.offered import NO_DRAFTS, NO_HEADS, SWITCHED_OFF
 from paceline.errors import ConfigError
 from paceline.methods import SpeculationMethod
-from paceline.models import BUILTIN_SOURCES
+from paceline.models import BUILTIN_SOURCES, HUB_ID
 
 _FIXES = {
     SWITCHED_OFF: "speculation.method: auto, or another one",
@@ -44,7 +44,8 @@ def check_heads(pool: Pool) -> Iterator[Finding]:
     from paceline.engine.medusa_source import MEDUSA_ALIASES, resolve_medusa
 
     name = f"{pool.where}target.medusa"
-    if target.medusa not in MEDUSA_ALIASES and not Path(target.medusa).expanduser().exists():
+    is_here = target.medusa in MEDUSA_ALIASES or os.path.exists(os.path.expanduser(target.medusa))
+    if HUB_ID.fullmatch(target.medusa) and not is_here:
         yield Finding(
             name, "ok", f"{target.medusa} is no folder here: `paceline serve` asks the Hub"
         )

@@ -77,9 +77,9 @@ def judge(
     target_source: str,
 ) -> Fit | None:
     """None where a GGUF file holds a tokenizer: then the handshake has to say."""
-    other = f"{draft_key}.source: a draft made for this target, or speculation.method: 'off'"
+    other = _another_draft(draft_key)
     if overlap is not None:
-        return _judge_overlap(target, overlap, f"{draft_key}.target_tokenizer", target_source)
+        return _judge_overlap(target, draft, overlap, draft_key, target_source)
     if target.gguf_bytes or draft.gguf_bytes:
         return None
     if target.tokenizer_hash != draft.tokenizer_hash:
@@ -91,13 +91,29 @@ def judge(
     return Fit("ok", f"same tokenizer, {target.vocab_size} ids")
 
 
-def _judge_overlap(target: ModelShape, overlap: OverlapFacts, key: str, target_source: str) -> Fit:
+def _another_draft(key: str) -> str:
+    return f"{key}.source: a draft made for this target, or speculation.method: 'off'"
+
+
+def _judge_overlap(
+    target: ModelShape,
+    draft: ModelShape,
+    overlap: OverlapFacts,
+    draft_key: str,
+    target_source: str,
+) -> Fit:
+    key = f"{draft_key}.target_tokenizer"
     fix = f"{key}: {target_source}"
+    if overlap.source == target_source:  # set already: the draft is what does not fit
+        fix = _another_draft(draft_key)
     if overlap.problem:
         return Fit("fail", overlap.problem, fix)
     if target.tokenizer_hash and target.tokenizer_hash != overlap.tokenizer_hash:
         fact = f"{overlap.source} has another tokenizer than the target"
         return Fit("fail", fact, fix)
+    if (draft.tokenizer_hash, draft.vocab_size) == (overlap.tokenizer_hash, target.vocab_size):
+        fact = f"it translates, but the tokenizers are the same: it costs {1 - 1 / EXPANSION:.0%}"
+        return Fit("warn", f"{fact} of the draft's context", f"no {key}")
     common = overlap.num_common
     fact = (
         f"{common} common tokens: {common / overlap.num_draft:.0%} of the draft's"

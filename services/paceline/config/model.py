@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from paceline.config.section import Section
 
+BUILTIN_SOURCES = ("toy", "timed")  # engines without weights
 # What torch calls a device; whether this machine has it is found out when the model loads.
 DEVICE = re.compile(r"auto|(cpu|cuda|mps|xpu|hpu|npu|mtia)(:(0|[1-9][0-9]{0,2}))?")
 
@@ -17,10 +18,13 @@ class ModelConfig(Section):
     """Which weights to serve and how to hold them."""
 
     source: str = Field(
-        "toy", description="local folder, Hub id, an alias (smollm2-135m), or toy / timed"
+        "toy",
+        max_length=1024,
+        description="local folder, Hub id, an alias (smollm2-135m), or toy / timed",
     )
     target_tokenizer: str = Field(
         "",
+        max_length=1024,
         description="a draft's: the target's folder, Hub id or alias if its tokenizer is another",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(

@@ -19,6 +19,8 @@ NEED_DRAFTS: tuple[SpeculationMethod, ...] = ("model", "hybrid")
 SWITCHED_OFF = "speculation is off in this deployment"
 NO_DRAFTS = "this model has no draft replicas"
 NO_HEADS = "this model has no Medusa heads"
+# The `code` of the 400 for a request that asks for such a method.
+REFUSED_CODE = "unsupported_parameter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Offer:
     def why_not(self, method: SpeculationMethod) -> str:
         """Why a request may not have `method`, as the end of a sentence; empty where it may.
 
-        `auto` needs nothing: it chooses among what there is.
+        `auto` needs nothing: it chooses among what there is. A target that is switched off while it
+        runs lets `model` through all the same (`Intake`).
         """
         if method == "off":
             return ""
@@ -47,6 +50,11 @@ class Offer:
         if method == "medusa" and not self.has_heads:
             return NO_HEADS
         return ""
+
+    def refusal(self, method: SpeculationMethod) -> str:
+        """The sentence of the 400 for a request that may not have `method`; empty where it may."""
+        reason = self.why_not(method)
+        return f"'speculation.method' cannot be '{method}': {reason}." if reason else ""
 
     def reasons(self) -> Mapping[SpeculationMethod, str]:
         """Every method, in order, with `why_not`."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.config.model import ModelConfig
+from paceline.config.model import BUILTIN_SOURCES, ModelConfig
 from paceline.config.names import check_model_name
 from paceline.config.section import Section
 
@@ -62,6 +62,16 @@ class TargetConfig(Section):
     def _tokenizer(self) -> TargetConfig:
         if self.model.target_tokenizer:
             raise ValueError("target.model has no target_tokenizer: set draft.model's")
+        return self
+
+    @model_validator(mode="after")
+    def _heads(self) -> TargetConfig:
+        if self.medusa and self.model.tensor_parallel_size > 1:
+            raise ValueError(
+                "target.medusa and target.model.tensor_parallel_size > 1 do not go together yet"
+            )
+        if self.medusa not in ("", "toy") and self.model.source in BUILTIN_SOURCES:
+            raise ValueError(f"target.medusa: the heads of model {self.model.source} are named toy")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,9 @@ class SpeculationConfig(Section):
     """How far the draft may run and what a request may ask for."""
 
     method: SpeculationMethod = Field(
-        "model", description="where proposals come from unless a request says so; off: nowhere"
+        "model",
+        description="where proposals come from unless a request says so; auto: the best of model, "
+        "suffix and medusa; off: nowhere",
     )
     mode: Literal["coupled", "rejection", "block"] = Field(
         "coupled", description="verification at temperature > 0 (at 0 it is always greedy)"

@@ -7,7 +7,6 @@ little acceptance and never correctness.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 import torch
 
+from paceline.engine.json_files import read_json
+from paceline.engine.vocabulary import MAX_TOKEN_IDS
 from paceline.errors import ConfigError
 
 DRAFT_VOCAB = "draft_vocab.json"
@@ -40,12 +41,16 @@ class SubsetHead(torch.nn.Module):
 
 
 def read_draft_vocab(folder: Path) -> list[int] | None:
-    """The ids that the folder's draft may propose, ascending; None: all."""
+    """The ids that the folder's draft may propose, ascending; None: all. `ConfigError` for a file
+    that lists no ids; whether the model has them is for `cut_head`."""
     path = folder / DRAFT_VOCAB
     if not path.is_file():
         return None
-    token_ids: list[int] = json.loads(path.read_text(encoding="utf-8"))
-    return token_ids
+    fix = "build or download the draft again"
+    token_ids = read_json(path, fix)
+    if not _are_rows(token_ids, MAX_TOKEN_IDS):
+        raise ConfigError(f"{path} is no list of ascending token ids: {fix}")
+    return list(token_ids)
 
 
 def cut_head(hf_model: Any, folder: Path, common_ids: Sequence[int] | None = None) -> None:
@@ -69,7 +74,7 @@ def cut_head(hf_model: Any, folder: Path, common_ids: Sequence[int] | None = Non
 
 def _are_rows(token_ids: Any, num_rows: int) -> bool:
     """A non-empty list of ascending row numbers."""
-    if not isinstance(token_ids, list) or not all(isinstance(i, int) for i in token_ids):
+    if not isinstance(token_ids, list) or not all(type(i) is int for i in token_ids):
         return False
     is_ascending = all(left < right for left, right in pairwise(token_ids))
     return is_ascending and bool(token_ids) and token_ids[0] >= 0 and token_ids[-1] < num_rows

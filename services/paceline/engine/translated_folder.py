@@ -5,13 +5,13 @@ Of the target only the small files are read. Knows no tensor and runs no model.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.engine.base import EngineInfo
 from paceline.engine.draft_head import read_draft_vocab
+from paceline.engine.json_files import read_json
 from paceline.engine.translation import Translation
 from paceline.engine.vocabulary import Vocabulary
 from paceline.errors import ConfigError
@@ -85,8 +85,5 @@ def _grammars(folder: Path, size: int, eos_ids: tuple[int, ...]) -> TokenGrammar
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): download the model again") from error
+    data = read_json(path)
     return data if isinstance(data, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from paceline import models
+from paceline.engine.json_files import read_json
 from paceline.errors import ConfigError
 from paceline.token_bytes import TokenSpelling, byte_alphabet
 
@@ -28,6 +29,8 @@ _ESCAPE = 0xDC00
 # Stands for a byte that a vocabulary has no token for (SmolLM2: 21, nearly all of them in no UTF-8
 # text). The lookups below need it themselves.
 SUBSTITUTE = b"?"
+# Ids beyond it are none of a real model's; a table is as long as the largest id.
+MAX_TOKEN_IDS = 1 << 24
 
 
 class Vocabulary:
@@ -40,6 +43,7 @@ class Vocabulary:
 
     def __init__(self, folder: Path) -> None:
         data = _read(folder / TOKENIZER_FILE)
+        self._tokenizer = _load(folder, data)  # first: it knows what every section may be
         kinds = [part.get("type") for part in _parts(data.get("decoder"), "decoders")]
         self._is_byte_level = "ByteLevel" in kinds
         if not self._is_byte_level and "ByteFallback" not in kinds:
@@ -47,12 +51,11 @@ class Vocabulary:
                 f"the tokenizer in {folder} does not work on bytes (byte-level BPE, or BPE with"
                 " byte fallback): its tokens cannot be translated"
             )
-        self._tokenizer = _load(folder, data)
-        self.bos_token_ids = self._find_bos()
+        ids = _checked_ids(folder, self._tokenizer)
+        self.bos_token_ids = self._find_bos(folder)
         self._space = " " if self._is_byte_level else _space_mark(data.get("decoder"))
         self._literal = _load(folder, _without_changes(data, self._is_byte_level))
         self._literal.encode_special_tokens = True
-        ids: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(ids.values()) + 1
         spelling = TokenSpelling(data.get("decoder"))
         self.token_bytes = [b""] * self.size
@@ -66,9 +69,12 @@ class Vocabulary:
             raise ConfigError(f"the tokenizer in {folder} has no token for {SUBSTITUTE!r}")
         self._known = bytes(b if b in self._byte_ids else SUBSTITUTE[0] for b in range(256))
 
-    def _find_bos(self) -> tuple[int, ...]:
-        with_specials = self._tokenizer.encode("a").ids
-        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+    def _find_bos(self, folder: Path) -> tuple[int, ...]:
+        try:
+            with_specials = self._tokenizer.encode("a").ids
+            plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        except Exception as error:  # as in `_load`
+            raise ConfigError(f"the tokenizer in {folder} encodes no text: {error}") from error
         num_before = next(
             (i for i in range(len(with_specials)) if with_specials[i : i + len(plain)] == plain), 0
         )
@@ -156,10 +162,7 @@ def _from_hub(repo_id: str, is_offline: bool) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): download the model again") from error
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} is no tokenizer file: save it again")
     return data
@@ -174,6 +177,19 @@ def _load(folder: Path, data: dict[str, Any]) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _checked_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:
+    """token -> id, added tokens included; `ConfigError` when no table can be made of them."""
+    ids: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    if not ids:
+        raise ConfigError(f"the tokenizer in {folder} has no tokens: save it again")
+    if max(ids.values()) >= MAX_TOKEN_IDS:
+        raise ConfigError(
+            f"the tokenizer in {folder} has the id {max(ids.values())}; ids must be below"
+            f" {MAX_TOKEN_IDS}: save it again"
+        )
+    return ids
 
 
 def _without_changes(data: dict[str, Any], is_byte_level: bool) -> dict[str, Any]:

@@ -252,7 +252,7 @@ FIELDS: Mapping[str, Json] = {
     "guided_choice": {"description": "vLLM's: a list of possible answers"},
     "guided_grammar": {"description": "vLLM's: a grammar"},
     "structured_outputs": {"description": "vLLM's: an object with one of json, regex, choice, ..."},
-    "speculation": {"description": "ours: how drafts work for this request"},
+    "speculation": {"description": "ours: where proposals come from, and how they are verified"},
     "method": {"description": "where proposals come from; off: nowhere, null: the deployment's"},
     "mode": {"description": "how proposals are verified; it must fit the temperature"},
     "lookahead": {"description": "fixed: always as many proposals as max_tokens says"},

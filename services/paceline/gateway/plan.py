@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from paceline.config import GatewayConfig, Offer
+from paceline.config.offered import REFUSED_CODE
 from paceline.errors import RequestError
 from paceline.gateway.chat import ChatBody, ToolOffer
 from paceline.gateway.echo import token_offsets
@@ -275,12 +276,8 @@ class Planner:
 
     def _check_method(self, body: GenerationBody) -> None:
         method = body.speculation.method if body.speculation else None
-        if method is not None and (reason := self._offer.why_not(method)):
-            raise RequestError(
-                f"'speculation.method' cannot be '{method}': {reason}.",
-                "speculation.method",
-                "unsupported_parameter",
-            )
+        if method is not None and (sentence := self._offer.refusal(method)):
+            raise RequestError(sentence, "speculation.method", REFUSED_CODE)
 
     def _check_stop(self, stops: list[str]) -> None:
         if len(stops) > self._config.max_stop_strings:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.config import SpeculationConfig, TargetConfig
+from paceline.config import Offer, SpeculationConfig, TargetConfig
+from paceline.config.offered import REFUSED_CODE
 from paceline.engine.base import EngineInfo
 from paceline.errors import ContextLengthError, RequestError
 from paceline.generation import GenerateRequest
@@ -160,20 +161,16 @@ class Intake:
             )
 
     def _check_method(self, request: GenerateRequest) -> None:
-        """`model` without a draft is plain decoding; who asks for more is told. One that runs
-        already, elsewhere, goes on without what this target has not."""
-        if request.resumption is not None:
-            return
+        """As the gateway refuses it, but by what holds now. Which drafts there are is not known
+        here, so `model` is plain decoding without one; so it is where speculation was switched off
+        in the running service (`user_config`): a switch for emergencies must break no client. One
+        that runs already, elsewhere, goes on without what this target has not."""
         method = request.speculation.method
-        if method == "medusa" and not self._info.num_heads:
-            reason = "needs heads, and this deployment's model has none (target.medusa)"
-        elif method not in (None, "off", "model") and self.speculation.method == "off":
-            reason = "cannot be used: speculation is off in this deployment"
-        else:
+        if method in (None, "model") or request.resumption is not None:
             return
-        raise RequestError(
-            f"speculation.method {method} {reason}", "speculation.method", "invalid_value"
-        )
+        offer = Offer(self.speculation.method, has_heads=self._info.num_heads > 0)
+        if sentence := offer.refusal(method):
+            raise RequestError(sentence, "speculation.method", REFUSED_CODE)
 
     def _check_grammar(self, request: GenerateRequest) -> None:
         grammar, grammars = request.sampling.grammar, self._info.grammars

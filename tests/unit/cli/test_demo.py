@@ -7,10 +7,15 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
+from paceline.cli import demo
+from paceline.cli.demo_stream import is_refused
 from paceline.cli.main import app
+from paceline.config import Offer
+from tests.unit.cli.toy_service import gateway, serving
 
 REFUSAL = "This API key is not known here."
 
@@ -61,6 +66,37 @@ def test_what_is_no_key_is_not_sent_and_not_shown(key: str, url: str) -> None:
     assert result.stderr.startswith("error: PACELINE_API_KEY is no API key")
     assert "sk-" not in result.output + result.stderr
     assert Refuser.seen == []
+
+
+@pytest.mark.parametrize(
+    ("offer", "is_waited_for"), [(Offer("ngram", has_drafts=False), False), (Offer(), True)]
+)
+def test_a_draft_is_waited_for_where_there_may_be_one(
+    offer: Offer, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here for no time at all: then it has not joined."""
+    monkeypatch.setattr(demo, "DRAFT_WAIT_S", 0.0)
+    with serving(gateway(None, offer=offer)) as url:
+        result = CliRunner().invoke(app, ["demo", "--url", url, "--max-tokens", "8"])
+    assert result.exit_code == 0, result.output
+    assert ("no draft has joined" in result.stderr) is is_waited_for
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "refused"),
+    [
+        (400, '{"error": {"param": "speculation.method"}}', True),
+        (400, '{"error": {"param": "messages"}}', False),
+        (400, '{"error": null}', False),
+        (400, "no JSON", False),
+        (401, '{"error": {"param": "speculation.method"}}', False),
+        (200, "data: [DONE]", False),
+    ],
+)
+def test_what_counts_as_a_refusal(status: int, answer: str, refused: bool) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=answer))
+    with httpx.Client(base_url="http://test", transport=transport) as http:
+        assert is_refused(http, {}) is refused
 
 
 def test_help_does_not_show_the_key() -> None:

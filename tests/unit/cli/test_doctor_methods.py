@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from paceline.cli.doctor_checks import Finding
 from paceline.cli.doctor_methods import check_heads, check_methods
 from paceline.config import AppConfig, Offer
@@ -48,6 +50,17 @@ def test_heads_are_looked_for_where_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"")
     (found,) = heads(str(tmp_path))
     assert (found.status, found.fact) == ("ok", f"heads in {tmp_path}")
+
+
+@pytest.mark.parametrize("source", ["/nope", "toy", "a\0b", "~/nope", "./nope/heads"])
+def test_heads_that_cannot_load(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (found,) = heads(source)
+    assert found.status == "fail"
+    assert found.fact.startswith(f"target.medusa {source!r} is neither a folder here, nor a Hub id")
 
 
 def test_a_hub_id_is_not_asked_for() -> None:

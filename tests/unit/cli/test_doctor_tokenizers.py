@@ -82,6 +82,26 @@ def test_another_targets_tokenizer(folders: dict[str, Path]) -> None:
     assert found.fix == f"draft.model.target_tokenizer: {folders['target']}"
 
 
+def test_what_is_set_already_is_no_fix(folders: dict[str, Path]) -> None:
+    """The draft is what cannot be translated."""
+    target = str(folders["target"])
+    checked = pool(folders, target)
+    assert checked.overlap is not None
+    found = fit(replace(checked, overlap=OverlapFacts(target, problem="no bytes")))
+    assert (found.status, found.fact) == ("fail", "no bytes")
+    assert found.fix.startswith("draft.model.source: a draft made for this target")
+    found = fit(replace(checked, overlap=OverlapFacts("another", problem="no bytes")))
+    assert found.fix == f"draft.model.target_tokenizer: {target}"
+
+
+def test_a_needless_translation(folders: dict[str, Path]) -> None:
+    draft = facts("draft.model", folders["target"], target_tokenizer=str(folders["target"]))
+    target = facts("target.model", folders["target"])
+    found = fit(PoolFacts("m", target, draft, overlap=doctor_facts.overlap(draft.config)))
+    assert (found.status, found.fix) == ("warn", "no draft.model.target_tokenizer")
+    assert "the tokenizers are the same: it costs 20% of the draft's context" in found.fact
+
+
 @pytest.mark.parametrize("source", ["toy", "/absent", "nobody/has-this"])
 def test_one_that_is_not_there(
     source: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

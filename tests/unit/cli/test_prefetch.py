@@ -123,15 +123,15 @@ def test_a_wrong_device_is_told_when_the_file_is_read(tmp_path: Path) -> None:
 def test_medusa_heads_are_looked_for_before_anything_starts(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    def prefetch(source: Path | str) -> None:
-        target = {"model": {"source": str(source)}, "medusa": str(tmp_path / "fitting")}
+    def prefetch(source: Path | str, medusa: Path | str = tmp_path / "fitting") -> None:
+        target = {"model": {"source": str(source)}, "medusa": str(medusa)}
         pool = {"target": target, "speculation": {"method": "medusa"}}
         serve.prefetch(servefile.load(serve_file(tmp_path, "toy", "toy", models={"two": pool})))
 
     said = f"models.two.target.medusa: {folders['fitting']} has neither medusa_lm_head.safetensors"
     with pytest.raises(ConfigError, match=re.escape(said)):
         prefetch(folders["target"])
-    prefetch("toy")
+    prefetch("toy", "toy")
     (folders["fitting"] / "medusa_lm_head.safetensors").write_bytes(b"")
     prefetch(folders["target"])
 

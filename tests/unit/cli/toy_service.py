@@ -21,6 +21,7 @@ from paceline.config import (
     ControllerConfig,
     GatewayConfig,
     ModelConfig,
+    Offer,
     SpeculationConfig,
 )
 from paceline.controller.fleet import Fleet
@@ -38,6 +39,7 @@ from tests.fuzz.http import LoopbackTargets
 MAX_MODEL_LEN = 512
 KEY = "sk-paceline-test"
 NOW_S = 1_700_000_000
+DEFAULT_OFFER = Offer()
 
 
 class ToyTargets(LoopbackTargets):
@@ -101,6 +103,7 @@ def gateway(
     more: Mapping[str, dict[str, Any] | None] | None = None,
     *,
     has_keys: bool = False,
+    offer: Offer = DEFAULT_OFFER,
 ) -> FastAPI:
     """`told` is what the toy model's controller says, `more` what those of others would say."""
     sha256 = hashlib.sha256(KEY.encode()).hexdigest()
@@ -108,7 +111,7 @@ def gateway(
     numbers = iter(range(1 << 60))
     service = GatewayService(
         GatewayConfig(api_keys=keys),
-        [ServedModel("toy", ToyTokenizer(), ToyTargets(), MAX_MODEL_LEN)],
+        [ServedModel("toy", ToyTokenizer(), ToyTargets(), MAX_MODEL_LEN, offer=offer)],
         clock=lambda: NOW_S,
         random_hex=lambda: f"{next(numbers):x}",
         random_seed=lambda: 7,

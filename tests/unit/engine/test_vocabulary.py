@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
+from paceline.engine import json_files, vocabulary
+from paceline.engine.draft_head import DRAFT_VOCAB, read_draft_vocab
+from paceline.engine.translated_folder import load_translation
 from paceline.engine.vocabulary import SUBSTITUTE, Vocabulary, find_tokenizer
 from paceline.errors import ConfigError
 from paceline.token_bytes import byte_alphabet
@@ -55,42 +59,42 @@ NAMES = ["target", "draft", "lacking", "fallback"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_byte(name: str, vocabularies: dict[str, Vocabulary]) -> None:
-    vocabulary = vocabularies[name]
+    subject = vocabularies[name]
     lacked = LACKED if name == "lacking" else b""
-    assert vocabulary.missing_bytes == lacked
+    assert subject.missing_bytes == lacked
     for byte in ALL_BYTES:
         expected = SUBSTITUTE if byte in lacked else bytes([byte])
-        ids = vocabulary.encode(bytes([byte]))
-        assert (len(ids), vocabulary.decode(ids)) == (1, expected)
-    assert vocabulary.decode(vocabulary.encode(ALL_BYTES)) == vocabulary.known(ALL_BYTES)
+        ids = subject.encode(bytes([byte]))
+        assert (len(ids), subject.decode(ids)) == (1, expected)
+    assert subject.decode(subject.encode(ALL_BYTES)) == subject.known(ALL_BYTES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_any_bytes_come_back(name: str, vocabularies: dict[str, Vocabulary], data: bytes) -> None:
-    vocabulary = vocabularies[name]
-    expected = bytes(b"?"[0] if b in vocabulary.missing_bytes else b for b in data)
-    assert vocabulary.decode(vocabulary.encode(data)) == expected
+    subject = vocabularies[name]
+    expected = bytes(b"?"[0] if b in subject.missing_bytes else b for b in data)
+    assert subject.decode(subject.encode(data)) == expected
 
 
 def test_text_is_cut_as_the_tokenizer_cuts_it(vocabularies: dict[str, Vocabulary]) -> None:
     """Also beside half a character, which no text can hold."""
-    vocabulary = vocabularies["draft"]
+    subject = vocabularies["draft"]
     text = "the morning news; schöne Bäume"
-    ids = vocabulary.encode(text.encode())
-    assert ids == vocabulary._tokenizer.encode(text).ids
+    ids = subject.encode(text.encode())
+    assert ids == subject._tokenizer.encode(text).ids
     assert len(ids) < len(text) / 2
-    cut = vocabulary.encode(b"\xa4" + text.encode())
+    cut = subject.encode(b"\xa4" + text.encode())
     assert cut[1:] == ids
 
 
 def test_a_control_token_that_is_spelt_out_stays_text(vocabularies: dict[str, Vocabulary]) -> None:
     for name in ("target", "draft"):
-        vocabulary = vocabularies[name]
-        ids = vocabulary.encode(b"so <|end|> it is")
-        assert vocabulary.specials["<|end|>"] not in ids
-        assert vocabulary.decode(ids) == b"so <|end|> it is"
-        assert vocabulary.token_bytes[vocabulary.specials["<|end|>"]] == b"<|end|>"
+        subject = vocabularies[name]
+        ids = subject.encode(b"so <|end|> it is")
+        assert subject.specials["<|end|>"] not in ids
+        assert subject.decode(ids) == b"so <|end|> it is"
+        assert subject.token_bytes[subject.specials["<|end|>"]] == b"<|end|>"
 
 
 @pytest.mark.parametrize("part", ["normalizer", "add_prefix_space", "pre_tokenizer"])
@@ -105,9 +109,9 @@ def test_steps_that_change_a_text_are_left_out(part: str, tmp_path: Path) -> Non
     else:
         data["pre_tokenizer"] = {"type": "Whitespace"}
     (folder / "tokenizer.json").write_text(json.dumps(data))
-    vocabulary = Vocabulary(folder)
-    ids = vocabulary.encode(b"The news\tof THE Sea")
-    assert vocabulary.decode(ids) == b"The news\tof THE Sea"
+    subject = Vocabulary(folder)
+    ids = subject.encode(b"The news\tof THE Sea")
+    assert subject.decode(ids) == b"The news\tof THE Sea"
     assert (len(ids) == 19) == (part == "pre_tokenizer")
 
 
@@ -135,14 +139,90 @@ def test_what_every_text_begins_with(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is no tokenizer file"),
         ('{"decoder": {"type": "ByteLevel"}}', "no usable tokenizer"),
-        ('{"decoder": {"type": "WordPiece"}}', "does not work on bytes"),
-        ("{}", "does not work on bytes"),
+        ("{}", "no usable tokenizer"),
+        ('{"added_tokens": []}', "no usable tokenizer"),
     ],
 )
 def test_refused(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         Vocabulary(tmp_path)
+
+
+def changed(folder: Path, **sections: Any) -> Path:
+    """A draft's tokenizer with other sections; those of `model` are put into its own."""
+    path = save_tokenizers(folder)["draft"] / "tokenizer.json"
+    data = json.loads(path.read_text())
+    model = data["model"] | sections.pop("model", {})
+    path.write_text(json.dumps(data | {"model": model} | sections))
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"decoder": {"type": "WordPiece", "prefix": "#", "cleanup": False}}, "work on bytes"),
+        ({"decoder": None}, "work on bytes"),
+        ({"decoder": {"type": "Sequence", "decoders": 5}}, "no usable tokenizer"),
+        ({"decoder": {"type": "Sequence", "decoders": None}}, "no usable tokenizer"),
+        ({"decoder": {"type": "Sequence", "decoders": [5]}}, "no usable tokenizer"),
+        ({"decoder": 5}, "no usable tokenizer"),
+        ({"model": {"vocab": {}, "merges": []}, "added_tokens": []}, "has no tokens"),
+    ],
+)
+def test_sections_that_are_refused(sections: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path, **sections)
+    with pytest.raises(ConfigError, match=sentence):
+        Vocabulary(folder)
+
+
+def test_as_large_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tokenizers(tmp_path)["draft"]
+    size = Vocabulary(folder).size
+    monkeypatch.setattr(vocabulary, "MAX_TOKEN_IDS", size)
+    assert Vocabulary(folder).size == size
+    monkeypatch.setattr(vocabulary, "MAX_TOKEN_IDS", size - 1)
+    with pytest.raises(ConfigError, match=f"ids must be below {size - 1}"):
+        Vocabulary(folder)
+
+
+def test_an_id_that_no_table_can_hold(tmp_path: Path) -> None:
+    path = save_tokenizers(tmp_path)["draft"] / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["model"]["vocab"]["far"] = 4294967290
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match="has the id 4294967290"):
+        Vocabulary(path.parent)
+
+
+def test_as_large_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_tokenizers(tmp_path)["draft"]
+    size = (folder / "tokenizer.json").stat().st_size
+    monkeypatch.setattr(json_files, "MAX_JSON_BYTES", size)
+    assert Vocabulary(folder).size
+    monkeypatch.setattr(json_files, "MAX_JSON_BYTES", size - 1)
+    with pytest.raises(ConfigError, match=f"more than {size - 1} bytes"):
+        Vocabulary(folder)
+
+
+def test_a_device_is_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="is no file"):
+        Vocabulary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"{", b"5", b"{}", b"[]", b"[[1]]", b"[true]", b"[3, 2]", b"[-1]", b"\xff", b"[16777216]"],
+    ids=repr,
+)
+def test_a_list_of_a_drafts_ids_is_checked(data: bytes, tmp_path: Path) -> None:
+    folders = save_tokenizers(tmp_path)
+    (folders["draft"] / DRAFT_VOCAB).write_bytes(data)
+    with pytest.raises(ConfigError, match=DRAFT_VOCAB):
+        load_translation(folders["draft"], folders["target"])
+    (folders["draft"] / DRAFT_VOCAB).write_text("[0, 16777215]")
+    assert read_draft_vocab(folders["draft"]) == [0, 16777215]
 
 
 def test_without_the_substitute(tmp_path: Path) -> None:

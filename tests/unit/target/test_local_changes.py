@@ -43,7 +43,7 @@ def test_who_runs_already_is_not_refused_for_its_method(make_rig):
     for method, deployed in (("medusa", "model"), ("ngram", "off"), ("auto", "off")):
         change(rig, method=deployed)
         request = rig.request(PROMPT, 20, method=method)
-        with pytest.raises(RequestError, match=f"speculation.method {method}"):
+        with pytest.raises(RequestError, match=f"cannot be '{method}'"):
             rig.submit(request)
         resumed = replace(request, resumption=Resumption(1, (tuple(text[:5]),)))
         (session_id,) = rig.submit(resumed)
