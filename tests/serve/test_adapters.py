@@ -52,6 +52,7 @@ def serve_file(folders: dict[str, Path], to: Path) -> servefile.ServeFile:
         }  # fmt: skip
     # so small a model would not wait for a draft
     args["speculation"] = {"num_speculative_tokens": 4, "lookahead": "fixed"}
+    del args["target"]["medusa"]  # heads of another model
     args["target"]["adapters"] = {name: str(folders[name]) for name in ADAPTERS}
     to.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     return servefile.load(to)
