@@ -115,7 +115,7 @@ EDGES = [
     ("suffix_decoding_max_tree_depth", 2, 1, "greater than or equal to 2"),
     ("suffix_decoding_max_tree_depth", 128, 129, "less than or equal to 128"),
     ("suffix_decoding_max_cached_tokens", 0, -1, "greater than or equal to 0"),
-    ("suffix_decoding_max_cached_tokens", 10_000_000, 10_000_001, "or equal to 10000000"),
+    ("suffix_decoding_max_cached_tokens", 1_000_000, 1_000_001, "or equal to 1000000"),
     ("suffix_decoding_max_spec_factor", 8.0, 8.1, "less than or equal to 8"),
     ("suffix_decoding_max_spec_factor", 0.1, 0.0, "greater than 0"),
     ("suffix_decoding_min_token_prob", 0.0, -0.1, "greater than or equal to 0"),
