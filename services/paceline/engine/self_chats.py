@@ -167,7 +167,8 @@ class _Sampler:
         logits = self._target.get_output_embeddings()(states).float()
         chances = torch.tensor([draft.chance.random() for draft in drafts], dtype=torch.float64)
         temperatures = torch.tensor([draft.temperature for draft in drafts])
-        return pick(logits, temperatures, chances).tolist()
+        picked: list[int] = pick(logits, temperatures, chances).tolist()
+        return picked
 
 
 def pick(logits: torch.Tensor, temperatures: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
