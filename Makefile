@@ -40,7 +40,7 @@ test: $(STAMP) $(CLIENTS) ## run the tests
 	@$(BIN)/python -m pytest -m browser
 	@$(BIN)/python -m pytest -m "serve and not long"
 
-test-long: $(STAMP) ## tensor parallel and autoscaling on a live service, lookups beside transformers (~5 min)
+test-long: $(STAMP) ## what takes longest: tensor parallel and autoscaling on a live service, lookups beside transformers, a law (~6 min)
 	@$(BIN)/python -m pytest -m long
 
 lint: $(STAMP) ## ruff, mypy, import contracts, buf

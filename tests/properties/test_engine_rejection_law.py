@@ -203,6 +203,7 @@ def test_p_values_are_those_of_the_tables(degrees: int, statistic: float, p_valu
     assert upper_gamma(degrees / 2, statistic / 2) == pytest.approx(p_value, rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_joint_law_of_three_tokens_is_the_targets(mode: VerificationMode) -> None:
     assert min(p_values(Setup(mode), NUM_SAMPLES)) > MIN_P_VALUE

@@ -81,6 +81,7 @@ def test_the_printed_command_fails_the_same_way(capsys):
     assert (done.returncode, done.stdout) == (1, f"breaks a rule: {rule}\n")
 
 
+@pytest.mark.long
 def test_figures_do_not_depend_on_the_number_of_processes(tmp_path):
     figures = []
     for jobs in ("1", "2"):
