@@ -20,7 +20,7 @@ help: ## show this list
 		| awk -F'|' '{ printf "  %-9s %s\n", $$1, $$2 }'
 
 demo: $(STAMP) ## stream a chat with accepted / recovered / bonus tokens in color
-	@$(BIN)/paceline demo
+	@$(BIN)/paceline demo --method auto
 
 serve: $(STAMP) ## serve SmolLM2-135M on 127.0.0.1 (PORT=8000) until Ctrl-C
 	@$(BIN)/paceline serve deploy/serve/smollm2.yaml --port $(PORT)
