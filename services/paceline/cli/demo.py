@@ -1,4 +1,4 @@
-"""`paceline demo`: one prompt with the draft in color, then the same without it."""
+"""`paceline demo`: one prompt with speculation in color, then the same without it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def summary_table(drafted: Answer, alone: Answer) -> Table:
     table = Table(title="summary", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("tokens/s with the draft", _speed(drafted))
+    table.add_row("tokens/s with speculation", _speed(drafted))
     table.add_row("tokens/s without", _speed(alone))
     ratio = drafted.tokens_per_s / alone.tokens_per_s if alone.tokens_per_s else None
     table.add_row("ratio", _number(ratio, "{:.2f}x"))

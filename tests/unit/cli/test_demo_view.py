@@ -76,7 +76,7 @@ def test_the_summary_compares_and_judges() -> None:
     text = rendered(demo_view.summary_table(drafted, Answer("abc", 60, 3.0)))
     rows = [line.strip("│ ").split(" │ ") for line in text.splitlines() if "│" in line]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["tokens/s with the draft", "30.0 (60 in 2.00 s)"],
+        ["tokens/s with speculation", "30.0 (60 in 2.00 s)"],
         ["tokens/s without", "20.0 (60 in 3.00 s)"],
         ["ratio", "1.50x"],
         ["acceptance rate", "50%"],
