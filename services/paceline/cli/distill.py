@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 MAX_STUDENT_BYTES = 1 << 16
 EXCLUSIVE = (
     ("chats", "num_chats"),
-    ("layers", "num_layers", "student_config", "medusa"),
+    ("layers", "num_layers", "student_config", "init", "medusa"),
     ("steps", "minutes"),
     ("asset", "medusa"),
 )
 MEASURING_ONLY = ("draft", "medusa_heads", "last")
 TRAINING_ONLY = (
     *("work", "num_chats", "text", "length", "held_out", "layers", "num_layers"),
-    *("student_config", "vocab", "medusa", "published", "asset", "steps", "minutes"),
+    *("student_config", "init", "vocab", "medusa", "published", "asset", "steps", "minutes"),
     *("seed", "rate"),
 )
 
@@ -49,6 +49,7 @@ def distill(
     layers: options.Layers = None,
     num_layers: options.NumLayers = None,
     student_config: options.StudentConfig = None,
+    init: options.Init = None,
     vocab: options.Vocab = None,
     medusa: options.Medusa = 0,
     published: options.Published = False,
@@ -72,6 +73,7 @@ def distill(
     \b
     Examples:
       paceline distill smollm2-135m --out my-draft --minutes 60
+      paceline distill smollm2-135m --out better --init my-draft --seed 1
       paceline distill smollm2-135m --out my-heads --medusa 3 --work my-draft-work
       paceline distill smollm2-135m --report-only --draft my-draft --chats my-draft/held_out.jsonl
     """
@@ -125,6 +127,7 @@ def _job(given: dict[str, Any]) -> DistillJob:
     layers = _layers(given["layers"])
     _check_device(given["device"])
     folder = models.resolve(given["target"])
+    init = models.resolve(given["init"]) if given["init"] else None
     from paceline.engine.distill import Budget
     from paceline.engine.distill_data import DataSettings
     from paceline.engine.distill_run import DistillJob
@@ -160,6 +163,8 @@ def _job(given: dict[str, Any]) -> DistillJob:
         num_heads=given["medusa"],
         published=given["published"],
         asset=given["asset"],
+        init=init,
+        own_vocab=given["vocab"] is None,
         device=given["device"],
         num_threads=given["threads"],
         command=_command(),

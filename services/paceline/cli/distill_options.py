@@ -48,9 +48,14 @@ NumLayers = Annotated[
 StudentConfig = Annotated[
     Path | None, typer.Option(help="Or a JSON of a smaller shape: hidden_size, ...", **_DRAFT)
 ]
+Init = Annotated[
+    str | None, typer.Option(help="Or a draft of the same target, to go on from.", **_DRAFT)
+]
 Vocab = Annotated[
     int | None,
-    typer.Option(min=0, help=f"Tokens it can propose: {DEFAULT_VOCAB}; 0: all.", **_DRAFT),
+    typer.Option(
+        min=0, help=f"Tokens it can propose: {DEFAULT_VOCAB}, or --init's; 0: all.", **_DRAFT
+    ),
 ]
 Medusa = Annotated[
     int, typer.Option(min=0, max=MAX_MEDUSA_HEADS, help="So many heads, no draft.", **_DRAFT)

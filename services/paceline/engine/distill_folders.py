@@ -14,15 +14,15 @@ from paceline.errors import ConfigError
 REPORT, CARD = "report.json", "README.md"
 
 
-def check_apart(target: Path, places: dict[str, Path]) -> None:
-    """`ConfigError` where one of the places (by option) lies inside the target's folder or another.
+def check_apart(source: Path, places: dict[str, Path], whose: str = "the target's") -> None:
+    """`ConfigError` where one of the places (by option) lies inside the source's folder or another.
 
-    One that the target lies in is fine: `claim_result` sees whether it holds something else.
+    One that the source lies in is fine: `claim_result` sees whether it holds something else.
     """
     found = {name: path.resolve() for name, path in places.items()}
     for name, path in found.items():
-        if path.is_relative_to(target.resolve()):
-            raise ConfigError(f"{name} {places[name]} is in the target's own folder: name another")
+        if path.is_relative_to(source.resolve()):
+            raise ConfigError(f"{name} {places[name]} is in {whose} own folder: name another")
         for other, where in found.items():
             if other != name and path.is_relative_to(where):
                 raise ConfigError(

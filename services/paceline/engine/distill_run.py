@@ -53,7 +53,9 @@ from paceline.engine.distill_data import (
     use_device,
 )
 from paceline.engine.distill_folders import check_apart, claim_result
+from paceline.engine.distill_init import digest_of, shape_of, start_from
 from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
+from paceline.engine.draft_head import read_draft_vocab
 from paceline.engine.medusa_training import HeadsObjective, write_heads
 from paceline.engine.student import (
     FIT_CHATS,
@@ -78,6 +80,8 @@ class DistillJob:
     """`target`: a model folder; `name`: how the user calls it. `num_heads` > 0 trains Medusa heads
     instead of a draft, `published` with output layers of their own. `num_layers`: how many of the
     target's, where the recipe names none (0: a sixth). `asset`: where the small form goes, too.
+    `init`: the folder of a draft to go on from, in its shape, and with its own vocabulary unless
+    `own_vocab` is False.
     """
 
     target: Path
@@ -91,6 +95,8 @@ class DistillJob:
     num_heads: int = 0
     published: bool = False
     asset: Path | None = None
+    init: Path | None = None
+    own_vocab: bool = True
     device: str = "cpu"
     num_threads: int = 1
     command: str = ""
@@ -150,6 +156,11 @@ def _complete_recipe(job: DistillJob) -> Recipe:
     if job.num_heads:
         return replace(job.recipe, layers=(), student_config={})
     recipe = job.recipe
+    if job.init is not None:
+        ids = read_draft_vocab(job.init) if job.own_vocab else None
+        vocab = len(ids or ()) if job.own_vocab else recipe.vocab
+        shape = shape_of(job.init)
+        recipe = replace(recipe, student_config=shape, vocab=vocab, init=digest_of(job.init))
     if not recipe.layers and not recipe.student_config:
         total = config["num_hidden_layers"]
         layers = spread_layers(total, job.num_layers or max(1, round(total / 6)))
@@ -160,7 +171,10 @@ def _complete_recipe(job: DistillJob) -> Recipe:
 
 def _check_places(job: DistillJob) -> None:
     places = {"--out": job.out, "--work": job.work}
-    check_apart(job.target, places | ({"--asset": job.asset} if job.asset else {}))
+    places |= {"--asset": job.asset} if job.asset else {}
+    check_apart(job.target, places)
+    if job.init is not None:
+        check_apart(job.init, places, whose="--init's")
     claim_result(job.out)
 
 
@@ -187,7 +201,7 @@ def _train(
         raise ConfigError(f"no chat is longer than what all begin with ({recipe.skip} tokens)")
     target = load_target(job.target, torch.float32, job.device)
     head = target.get_output_embeddings().weight.detach()
-    vocab = _vocab(head, examples, recipe, part)
+    vocab = _vocab(job, head, examples, recipe, part)
     loss = Loss(head[vocab.to(head.device)], recipe)
     objective: Objective
     fit: Callable[[], None]
@@ -199,19 +213,26 @@ def _train(
         student = Student(target, recipe)
         objective = DraftObjective(student, loss, recipe)
         fit = partial(fit_head_map, student, few, recipe.skip)
-    del target, head  # the student keeps the embeddings, the loss its rows
+        if job.init is not None:
+            embeddings = target.get_input_embeddings().weight.detach()
+            fit = partial(start_from, student, job.init, embeddings, head)
     trainer = Trainer(objective, recipe, part)
     if not trainer.resume():
         fit()
+    del target, head, fit  # the student keeps the embeddings, the loss its rows
     is_done = train(trainer, examples, recipe, job.budget, watch.step, watch.should_stop)
     return vocab if is_done else None
 
 
-def _vocab(head: torch.Tensor, examples: list[Example], recipe: Recipe, part: Path) -> torch.Tensor:
+def _vocab(
+    job: DistillJob, head: torch.Tensor, examples: list[Example], recipe: Recipe, part: Path
+) -> torch.Tensor:
     """Chosen once a work folder."""
     path = part / _VOCAB
     if not path.exists():
-        save_whole({"draft_vocab": choose_vocab(head, examples, recipe).int()}, path)
+        ids = read_draft_vocab(job.init) if job.init is not None and job.own_vocab else None
+        vocab = choose_vocab(head, examples, recipe) if ids is None else torch.tensor(ids)
+        save_whole({"draft_vocab": vocab.int()}, path)
     return load_whole(path, ("draft_vocab",))["draft_vocab"].long()
 
 

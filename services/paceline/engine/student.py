@@ -40,6 +40,7 @@ class Recipe:
 
     `layers`: of the target, that the draft starts from; empty when `student_config` gives it a
     shape of its own (keys of SHAPE_KEYS). `vocab`: tokens that the draft can propose; 0: all.
+    `init`: digest of the draft that it goes on from, which has that shape.
     """
 
     layers: tuple[int, ...] = ()
@@ -56,6 +57,7 @@ class Recipe:
     average: float = 0.99  # of the weights over steps
     seed: int = 0
     student_config: Mapping[str, int] = field(default_factory=dict)
+    init: str = ""
 
 
 @dataclass(frozen=True, slots=True)

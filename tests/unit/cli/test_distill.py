@@ -131,6 +131,8 @@ def test_heads_and_their_figures_again(target: Path, chats: Path, tmp_path: Path
         ((), "--out names the folder"),
         (("--out", "o", "--chats", "c", "--num-chats", "5"), "--chats and --num-chats exclude"),
         (("--out", "o", "--steps", "5", "--minutes", "5"), "--steps and --minutes exclude"),
+        (("--out", "o", "--layers", "0", "--init", "d"), "--layers and --init exclude"),
+        (("--out", "o", "--init", "d", "--medusa", "3"), "--init and --medusa exclude"),
         (("--out", "o", "--layers", "0", "--num-layers", "1"), "--layers and --num-layers"),
         (("--out", "o", "--num-layers", "1", "--medusa", "1"), "--num-layers and --medusa"),
         (("--out", "o", "--published"), "--published goes with --medusa"),
