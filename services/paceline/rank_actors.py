@@ -24,6 +24,7 @@ from paceline import models
 from paceline.config import ModelConfig
 from paceline.engine.base import NO_ADAPTERS, Engine, EngineBroken
 from paceline.engine.loader import load_source
+from paceline.engine.medusa_source import resolve_medusa
 from paceline.engine.worker import EngineWorker
 from paceline.errors import ConfigError
 
@@ -203,16 +204,12 @@ async def load_replica_engine(
             f"target.adapters and tensor_parallel_size {model.tensor_parallel_size} do not go"
             " together yet: set tensor_parallel_size: 1, or merge the adapter into the model"
         )
-    if medusa:
-        raise ConfigError(
-            f"target.medusa and tensor_parallel_size {model.tensor_parallel_size} do not go"
-            " together yet: set tensor_parallel_size: 1, or leave the heads out"
-        )
+    heads = await asyncio.to_thread(resolve_medusa, medusa) if medusa else None
     ranks = Ranks(model, own_placement_group(model))
     try:
         # Together: each process takes seconds to import torch.
         folder, _ = await asyncio.gather(asyncio.to_thread(_find_weights, model), ranks.prepare())
-        engine, runner = await _load_ranks(model, folder, ranks, draft_top_n)
+        engine, runner = await _load_ranks(model, folder, ranks, draft_top_n, heads)
     except BaseException:
         # Whoever still waits for the others in the group, a thread of ours too, fails with them.
         ranks.kill()
@@ -222,7 +219,7 @@ async def load_replica_engine(
 
 
 async def _load_ranks(
-    model: ModelConfig, folder: Path, ranks: Ranks, draft_top_n: int | None
+    model: ModelConfig, folder: Path, ranks: Ranks, draft_top_n: int | None, heads: Path | None
 ) -> tuple[Engine, TensorParallelRunner]:
     from paceline.engine import tensor_parallel
 
@@ -232,7 +229,9 @@ async def _load_ranks(
 
     def load() -> tuple[Engine, TensorParallelRunner]:
         group = tensor_parallel.RankGroup.join(model, 0, address, host, listener)
-        return tensor_parallel.load_leader(model, folder, group, draft_top_n=draft_top_n)
+        return tensor_parallel.load_leader(
+            model, folder, group, draft_top_n=draft_top_n, medusa=heads
+        )
 
     mine = asyncio.create_task(asyncio.to_thread(load))
     loads: list[asyncio.Future[Any]] = [mine, *ranks.load(address)]

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,13 +68,26 @@ def model_fields(folder: Path) -> dict[str, Any]:
     return {"source": str(folder), "device": "cpu", "max_model_len": 512, "num_kv_blocks": 256}
 
 
-def serve_file(folder: Path, to: Path) -> servefile.ServeFile:
-    """The deployed file with this model for both sides, two ranks each."""
+def save_heads(folder: Path) -> Path:
+    """Medusa heads that guess what the target's own output layer says: right where it repeats."""
+    tensors = {}
+    for head in range(3):
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(64, 64)
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(64)
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    config = '{"medusa_num_heads": 3, "medusa_num_layers": 1}'
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    return folder
+
+
+def serve_file(folder: Path, heads: Path, to: Path) -> servefile.ServeFile:
+    """The deployed file with this model for both sides, two ranks each; the target has heads."""
     data = yaml.safe_load(DEPLOYED.read_text(encoding="utf-8"))
     app = data["applications"][0]
     app["args"]["gateway"]["served_model_name"] = "tiny"
     for side in ("target", "draft"):
         app["args"][side]["model"] = {**model_fields(folder), **SHARED}
+    app["args"]["target"]["medusa"] = str(heads)
     for deployment in app["deployments"]:
         if deployment["name"] in ("TargetReplica", "DraftReplica"):
             deployment["placement_group_bundles"] = [{"CPU": 0.1}] * 2
@@ -89,7 +103,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    file = serve_file(folder, tmp_path_factory.mktemp("serve") / "two.yaml")
+    heads = save_heads(tmp_path_factory.mktemp("heads"))
+    file = serve_file(folder, heads, tmp_path_factory.mktemp("serve") / "two.yaml")
     port = cluster.free_port("127.0.0.1")
     with cluster.local_service(file, "127.0.0.1", port, lambda status: None) as url:
         running = Service(url, model="tiny")
@@ -128,17 +143,19 @@ def request(seed: int, max_tokens: int | None = None) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("method", "least"), [("model", 50), ("medusa", 10)])
 def test_50_texts_of_two_ranks_equal_those_of_one(
-    service: Service, alone: Callable[[dict[str, Any]], str]
+    service: Service, alone: Callable[[dict[str, Any]], str], method: str, least: int
 ) -> None:
     bodies = [request(seed) for seed in range(50)]
+    asked = [{**body, "speculation": {"method": method}} for body in bodies]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda body: service.complete(**body), bodies))
+        answers = list(pool.map(lambda body: service.complete(**body), asked))
     texts = [answer["choices"][0]["text"] for answer in answers]
     assert texts == [alone(body) for body in bodies]
     assert len(set(texts)) == 50
     speculation = [answer["usage"]["speculation"] for answer in answers]
-    assert sum(counts["accepted"] for counts in speculation) > 50
+    assert sum(counts["accepted"] for counts in speculation) > least
 
 
 # -- lost ranks ---------------------------------------------------------------------------------

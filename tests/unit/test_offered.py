@@ -142,11 +142,6 @@ def test_a_lookup_needs_a_length() -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (
-            {"medusa": "org/heads", "model": {"source": "org/m", "tensor_parallel_size": 3}},
-            "not go",
-        ),
-        ({"medusa": "toy", "model": {"tensor_parallel_size": 2}}, "do not go together"),
         ({"medusa": "/nope"}, "the heads of model toy are named toy"),
         ({"medusa": "org/heads", "model": {"source": "timed"}}, "model timed are named toy"),
     ],
@@ -154,9 +149,13 @@ def test_a_lookup_needs_a_length() -> None:
 def test_heads_that_a_target_cannot_have(target: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         AppConfig.model_validate({"models": {"m": {"target": target}}})
-    fine = {**target, "model": {**target.get("model", {}), "tensor_parallel_size": 1}}
-    if fine["model"].get("source") == "org/m":
-        assert app_of("medusa", target=fine).pools
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_heads_go_with_any_number_of_ranks(ranks: int) -> None:
+    model = {"source": "org/m", "tensor_parallel_size": ranks}
+    (pool,) = app_of("medusa", target={"medusa": "org/heads", "model": model}).pools
+    assert pool.offer.has_heads
 
 
 @pytest.mark.parametrize("name", ["source", "target_tokenizer"])

@@ -43,8 +43,10 @@ def test_enough_bundles(monkeypatch: pytest.MonkeyPatch, num_bundles: int) -> No
 
 @pytest.mark.parametrize("source", ["toy", "timed"])
 async def test_a_built_in_model_has_nothing_to_share(source: str) -> None:
-    with pytest.raises(ConfigError, match="has no weights to share"):
-        await load_replica_engine(ModelConfig(source=source, tensor_parallel_size=2))
+    model = ModelConfig(source=source, tensor_parallel_size=2)
+    for medusa in ("", "toy"):
+        with pytest.raises(ConfigError, match="has no weights to share"):
+            await load_replica_engine(model, medusa=medusa)
 
 
 @pytest.mark.parametrize(

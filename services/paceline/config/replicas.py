@@ -66,10 +66,6 @@ class TargetConfig(Section):
 
     @model_validator(mode="after")
     def _heads(self) -> TargetConfig:
-        if self.medusa and self.model.tensor_parallel_size > 1:
-            raise ValueError(
-                "target.medusa and target.model.tensor_parallel_size > 1 do not go together yet"
-            )
         if self.medusa not in ("", "toy") and self.model.source in BUILTIN_SOURCES:
             raise ValueError(f"target.medusa: the heads of model {self.model.source} are named toy")
         return self

@@ -50,7 +50,7 @@ class MedusaHead(torch.nn.Module):
 class MedusaHeads(torch.nn.Module):
     """hidden [rows, hidden_size] -> logits [heads, rows, width of the target's output layer].
 
-    `output`: the target's output layer, for heads without one; see `medusa_folder`.
+    `output`: the target's output layer; a whole one for heads that need it, see `medusa_folder`.
     After `attach`, `final_hidden` [samples, hidden_size] is what went into the output layer last.
     """
 
@@ -66,7 +66,7 @@ class MedusaHeads(torch.nn.Module):
         self.heads = heads.to(self.device)
         self.register_buffer("draft_vocab", tensors.draft_vocab)
         self.output: torch.nn.Module | None = None
-        if tensors.heads[0].output is None:
+        if tensors.needs_output:
             ids = slice(None) if tensors.draft_vocab is None else tensors.draft_vocab
             bias = None if output.bias is None else output.bias.detach()[ids]
             self.output = _linear(weight[ids], bias)
@@ -96,7 +96,7 @@ class MedusaHeads(torch.nn.Module):
         layer.register_forward_pre_hook(keep, prepend=True)
 
 
-def load_medusa(hf_model: Any, folder: Path) -> MedusaHeads:
+def read_heads(hf_model: Any, folder: Path) -> MedusaTensors:
     """The heads in `folder` for a loaded model; `ConfigError` if they do not fit it. Call it before
     weights are packed."""
     output = hf_model.get_output_embeddings()
@@ -105,7 +105,7 @@ def load_medusa(hf_model: Any, folder: Path) -> MedusaHeads:
             f"{type(hf_model).__name__} has no plain output layer: Medusa heads are not supported"
         )
     width, hidden_size = output.weight.shape
-    return MedusaHeads(read_medusa(folder, hidden_size, width, output.weight.dtype), output)
+    return read_medusa(folder, hidden_size, width, output.weight.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,11 @@ class MedusaTensors:
     heads: tuple[HeadTensors, ...]
     draft_vocab: torch.Tensor | None = None
 
+    @property
+    def needs_output(self) -> bool:
+        """Whether they guess with rows of the target's output layer."""
+        return self.heads[0].output is None
+
 
 @dataclass(frozen=True, slots=True)
 class _Config:

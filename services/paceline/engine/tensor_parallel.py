@@ -2,7 +2,9 @@
 
 Every rank holds a share of the weights and of the KV heads and runs the same forwards in the same
 order. Rank 0 broadcasts the rows of each pass as plain integers and is the only one whose logits
-are used. A rank that fails cannot be brought back into step: the group is then broken for good.
+are used. It alone has Medusa heads, not shared: the hidden states that they look at are the same
+on every rank. A rank that fails cannot be brought back into step: the group is then broken for
+good.
 
 Knows torch.distributed and nothing of who starts the processes, of tokens' meaning or of Ray.
 """
@@ -189,9 +191,25 @@ class RankGroup:
         )
         return cls(rank, size, model.tensor_parallel_timeout_s)
 
-    def finish_loading(self, hf_model: Any, folder: Path) -> None:
-        """Wait until every rank has its weights; from now on nothing may take long."""
+    def finish_loading(self, hf_model: Any, folder: Path, *, needs_output: bool = False) -> Any:
+        """Wait until every rank has its weights; from now on nothing may take long.
+
+        Returns the output layer, whole where rank 0 `needs_output` for its heads. That is a copy
+        on every rank, through one gather: it takes the room of a whole layer until it is let go
+        of, which the caller does as soon as it has taken its rows.
+        """
         dist.barrier(group=self._commands)
+        is_needed = torch.tensor([needs_output], dtype=torch.int32)
+        self._broadcast(is_needed, LOADING_TIMEOUT)
+        output, is_cut = hf_model.get_output_embeddings(), (folder / DRAFT_VOCAB).is_file()
+        if is_cut or is_needed:
+            output = _whole_layer(output)
+        if is_cut:  # every rank keeps it: a cut one is too small to be worth sharing
+            hf_model.set_output_embeddings(output)
+        self._limit_passes()
+        return output
+
+    def _limit_passes(self) -> None:
         # transformers makes the groups of its device mesh itself, with torch's default timeout
         # of up to 30 minutes.
         for group in list(dist.distributed_c10d._world.pg_map):
@@ -199,8 +217,6 @@ class RankGroup:
                 # NCCL's watchdog kills the process: the engine's own watch shall speak first.
                 factor = 2 if dist.get_backend(group) == "nccl" else 1
                 dist.distributed_c10d._set_pg_timeout(factor * self._timeout, group)
-        if (folder / DRAFT_VOCAB).is_file():
-            _gather_head(hf_model)
 
     def send(self, rows: Sequence[SequenceRows]) -> None:
         """Have the other ranks run this pass."""
@@ -301,10 +317,16 @@ def follow(model: ModelConfig, folder: Path, group: RankGroup) -> Callable[[], N
 
 
 def load_leader(
-    model: ModelConfig, folder: Path, group: RankGroup, *, draft_top_n: int | None = None
+    model: ModelConfig,
+    folder: Path,
+    group: RankGroup,
+    *,
+    draft_top_n: int | None = None,
+    medusa: Path | None = None,
 ) -> tuple[TorchEngine, TensorParallelRunner]:
-    """Rank 0's engine, and the runner to close when it is no longer needed."""
-    share, info = load_runner(model, folder, group=group)
+    """Rank 0's engine, and the runner to close when it is no longer needed. `medusa`: the folder
+    of its heads."""
+    share, info = load_runner(model, folder, group=group, medusa=medusa)
     runner = TensorParallelRunner(share, group)
     engine = TorchEngine(
         runner,
@@ -327,14 +349,13 @@ def _first_message(num_words: int, head: torch.Tensor) -> torch.Tensor:
     return message
 
 
-def _gather_head(hf_model: Any) -> None:
-    """Every rank gets the whole output layer: a cut one is too small to be worth sharing."""
-    head = hf_model.get_output_embeddings()
+def _whole_layer(head: Any) -> torch.nn.Linear:
+    """A copy with all rows, from the shares of all ranks, which call this together."""
     whole = torch.nn.Linear(head.in_features, head.out_features, bias=False, device="meta")
     whole.weight = torch.nn.Parameter(head.weight.full_tensor(), requires_grad=False)
     if head.bias is not None:
         whole.bias = torch.nn.Parameter(head.bias.full_tensor(), requires_grad=False)
-    hf_model.set_output_embeddings(whole)
+    return whole
 
 
 def _use_interface_of(host: str) -> None:

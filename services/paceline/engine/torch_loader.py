@@ -21,7 +21,7 @@ from paceline.engine.convert import load_gguf_model
 from paceline.engine.draft_head import cut_head
 from paceline.engine.graph_runner import GraphRunner
 from paceline.engine.lora import CurrentPass, attach_adapters
-from paceline.engine.medusa import MedusaHeads, load_medusa
+from paceline.engine.medusa import MedusaHeads, read_heads
 from paceline.engine.packed_linear import ROWS_HINT, pack_linears
 from paceline.engine.paged_attention import ATTENTION_NAME, ShapeProbe
 from paceline.engine.quantization import check_quantization, loading_arguments, pack_on_cpu
@@ -102,9 +102,7 @@ def load_runner(
     device, gguf = pick_device(model.device), gguf_file(folder)
     check_quantization(model, device, gguf)
     hf_model = load_hf_model(model, folder, device, group)
-    if group is not None:
-        group.finish_loading(hf_model, folder)
-    heads = None if medusa is None else load_medusa(hf_model, medusa)
+    heads = _finish_loading(hf_model, folder, medusa, group)
     cut_head(hf_model, folder, common_ids)
     if model.quantization != "none" and device.type == "cpu":
         pack_on_cpu(hf_model, model.quantization, gguf)
@@ -132,6 +130,18 @@ def load_runner(
     )
     runner = make_runner(model, hf_model, probe, current, heads=heads, is_sharded=group is not None)
     return runner, info
+
+
+def _finish_loading(
+    hf_model: Any, folder: Path, medusa: Path | None, group: RankGroup | None
+) -> MedusaHeads | None:
+    """The model's heads; with `group`, once every rank has its weights."""
+    tensors = None if medusa is None else read_heads(hf_model, medusa)
+    output = hf_model.get_output_embeddings()
+    if group is not None:
+        needs_output = tensors is not None and tensors.needs_output
+        output = group.finish_loading(hf_model, folder, needs_output=needs_output)
+    return None if tensors is None else MedusaHeads(tensors, output)
 
 
 def make_runner(

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from paceline.engine.medusa import MedusaHeads, read_heads
+
 HIDDEN_SIZE = 32
 
 
@@ -45,6 +47,11 @@ def random_heads(num_heads: int, num_layers: int, vocab: list[int]) -> dict[str,
             tensors[f"{name}.bias"] = torch.randn(HIDDEN_SIZE, generator=generator)
         tensors[f"{head}.map.weight"] = torch.randn(HIDDEN_SIZE, HIDDEN_SIZE, generator=generator)
     return tensors
+
+
+def load_medusa(hf_model: Any, folder: Path) -> MedusaHeads:
+    """For a model that is whole in this process."""
+    return MedusaHeads(read_heads(hf_model, folder), hf_model.get_output_embeddings())
 
 
 def save_config(folder: Path, tensors: Any, **config: Any) -> Path:

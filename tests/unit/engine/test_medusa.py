@@ -17,7 +17,7 @@ from paceline.engine.base import Propose, StepItem, StepResult, Verify
 from paceline.engine.checks import MAX_HEAD_CANDIDATES
 from paceline.engine.graph_runner import GraphRunner
 from paceline.engine.loader import load_engine
-from paceline.engine.medusa import HEAD_TOP_N, HeadRow, load_medusa, rank_rows
+from paceline.engine.medusa import HEAD_TOP_N, HeadRow, rank_rows, read_heads
 from paceline.engine.packed import pack_int8, unpack
 from paceline.engine.pass_plan import SequenceRows
 from paceline.engine.step_rows import deciding_row, head_sampling
@@ -28,6 +28,7 @@ from paceline.errors import ConfigError, LocalProtocolError
 from paceline.sampling.params import SamplingParams, VerificationMode
 from tests.unit.engine.conftest import VOCAB_SIZE, save_tiny
 from tests.unit.engine.medusa_heads import (
+    load_medusa,
     output_layer,
     random_heads,
     rolled_heads,
@@ -355,4 +356,4 @@ def test_a_model_without_a_plain_output_layer_is_refused(llama_folder: Path, sma
     hf_model = load_hf_model(ModelConfig(source="tiny"), llama_folder, torch.device("cpu"))
     hf_model.set_output_embeddings(torch.nn.Identity())
     with pytest.raises(ConfigError, match="no plain output layer"):
-        load_medusa(hf_model, small)
+        read_heads(hf_model, small)

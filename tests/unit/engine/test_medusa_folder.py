@@ -365,7 +365,7 @@ def test_toys_and_models_have_heads_of_their_own(folder: Path, llama_folder: Pat
         load_engine(model, llama_folder, medusa=str(folder))
 
 
-async def test_not_over_several_ranks(folder: Path, llama_folder: Path) -> None:
-    model = ModelConfig(source=str(llama_folder), tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match=r"target\.medusa and tensor_parallel_size 2 do not go"):
-        await load_replica_engine(model, medusa=str(folder))
+async def test_heads_that_are_not_there_end_a_replica_before_its_ranks_begin() -> None:
+    model = ModelConfig(source="/models/m", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"target\.medusa '/nope' is neither a folder here"):
+        await load_replica_engine(model, medusa="/nope")
