@@ -22,12 +22,16 @@ SHOTS = {
 RUN_TIMEOUT_MS = 120_000
 
 
-def main(folder: Path, url: str, prompt: str, method: str, trace: Path | None) -> None:
+def main(
+    folder: Path, url: str, prompt: str, method: str, only: list[str] | None, trace: Path | None
+) -> None:
     """An error on a page is an error here."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for name, (size, scheme) in SHOTS.items() if url else ():
+        for name, (size, scheme) in SHOTS.items():
+            if not url or (only and name not in only):
+                continue
             page = _open(browser, url, size, scheme)
             _run(page, prompt, method)
             page.screenshot(path=folder / f"{name}.png", full_page=True)
@@ -66,5 +70,6 @@ if __name__ == "__main__":
     parser.add_argument("--url", default="", help="the service whose playground is shown")
     parser.add_argument("--prompt", default="", help="in place of the page's own")
     parser.add_argument("--method", default="", help="speculation.method")
+    parser.add_argument("--only", nargs="+", choices=SHOTS, help="of the playground")
     parser.add_argument("--trace", type=Path, help="a page of `paceline trace --html`")
     main(**vars(parser.parse_args()))

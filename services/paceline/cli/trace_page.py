@@ -123,6 +123,8 @@ def _figures(request: Request) -> Iterator[str]:
 
 
 def _shares(rounds: Sequence[Round]) -> Iterator[str]:
+    if not rounds:
+        return
     wall = sum(item.wall_ms for item in rounds) or 1.0
     totals = {stage: sum(item.ms(stage) for item in rounds) for stage in STAGES}
     yield '<section class="panel" aria-labelledby="shares-title">'

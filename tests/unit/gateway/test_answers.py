@@ -150,6 +150,20 @@ async def test_rounds_and_origins_on_request(
         assert together == whole["speculation"][key]
 
 
+async def test_pieces_of_two_sources_stay_two(harness: Any, round_of: RoundOf) -> None:
+    """What was held back for a stop string comes out with later rounds'."""
+    harness.targets.script = [
+        round_of("a", None, 0, [ACC], source="suffix"),
+        round_of("b", None, 1, [ACC], source="medusa"),
+        round_of("x", "length", 2, [ACC], source="medusa"),
+    ]
+    whole = (await harness.complete(stop="abc", speculation={"include_rounds": True})).json()
+    assert whole["speculation"]["pieces"] == [
+        {"text": "a", "origin": "accepted", "source": "suffix"},
+        {"text": "bx", "origin": "accepted", "source": "medusa"},
+    ]
+
+
 async def test_silent_rounds_show_only_when_asked(
     harness: Any, round_of: RoundOf, events_of: EventsOf
 ) -> None:
