@@ -7,19 +7,28 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import uvicorn
 
-from paceline.config import ApiKeyConfig, GatewayConfig
+from paceline.config import (
+    ApiKeyConfig,
+    GatewayConfig,
+    ModelConfig,
+    Offer,
+    SpeculationConfig,
+    TargetConfig,
+)
+from paceline.engine.loader import load_engine
 from paceline.errors import RequestError
 from paceline.gateway.api import build_api
 from paceline.gateway.service import GatewayService, ServedModel
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import GenerateRequest, RoundDelta
+from paceline.testing.loopback import Loopback
 from tests.fuzz.http import LoopbackStream, LoopbackTargets
 
 MAX_LEN = 160
@@ -29,13 +38,23 @@ class StagedTargets(LoopbackTargets):
     """The toy target and draft, several requests at a time. Every stream waits before its round
     `holds_at` until `go` is set, and fails there if `failure` says how."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, has_heads: bool = False) -> None:
         super().__init__(True, max_model_len)
+        if has_heads:
+            self._add_heads()
         self.holds_at: int | None = None
         self.failure: RequestError | None = None
         self.go = asyncio.Event()
         self.aborted = threading.Event()
         self.requests: list[GenerateRequest] = []
+
+    def _add_heads(self) -> None:
+        """The toy's heads, which propose trees."""
+        model = ModelConfig(max_model_len=self.engine.info.max_model_len, num_kv_blocks=256)
+        draft = load_engine(model.model_copy(update={"toy_error_rate": 0.2}))
+        self.engine = load_engine(model, medusa="toy")
+        config = TargetConfig(model=model, medusa="toy")
+        self.loopback = Loopback(self.engine, draft, SpeculationConfig(), config)
 
     def generate(self, request: GenerateRequest) -> StagedStream:
         self.requests.append(request)
@@ -86,19 +105,29 @@ def timed(delta: RoundDelta) -> RoundDelta:
 
 
 class Site:
-    """One gateway on a port of its own. The draft errs in a fifth of all contexts."""
+    """One gateway on a port of its own. The draft errs in a fifth of all contexts. `offers`: what
+    each served model is said to have; all are one target, which has what any of them needs."""
 
     def __init__(
-        self, keys: tuple[ApiKeyConfig, ...] = (), max_len: int | None = None, **config: Any
+        self,
+        keys: tuple[ApiKeyConfig, ...] = (),
+        max_len: int | None = None,
+        offers: Mapping[str, Offer] | None = None,
+        **config: Any,
     ) -> None:
         numbers = itertools.count()
         max_len = max_len or MAX_LEN
-        self.targets = StagedTargets(max_len)
+        offers = offers or {"toy": Offer()}
+        has_heads = any(offer.has_heads for offer in offers.values())
+        self.targets = StagedTargets(max_len, has_heads)
         # Held streams are silent for as long as a test likes.
         settings = {"target_silence_s": 60.0, "api_keys": keys} | config
         self.service = GatewayService(
             GatewayConfig(**settings),
-            [ServedModel("toy", ToyTokenizer(), self.targets, max_len)],
+            [
+                ServedModel(name, ToyTokenizer(), self.targets, max_len, offer=offer)
+                for name, offer in offers.items()
+            ],
             clock=lambda: 1_700_000_000.0,
             random_hex=lambda: f"{next(numbers):x}",
             random_seed=lambda: 7,

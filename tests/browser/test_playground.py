@@ -20,7 +20,10 @@ IDENTICAL = "the two texts are identical."
 # As in services/paceline/gateway/static/rounds.js.
 MAX_ROWS = 400
 STAGES = ("wire_back", "rewind", "draft", "wire_out", "window", "queue", "verify", "sample")
-SPANS = "[...document.querySelectorAll('#{} .token')].map((e) => [e.classList[1], e.textContent])"
+SPANS = (
+    "[...document.querySelectorAll('#{} .token')].map("
+    "(e) => [e.classList[1], e.classList[2] ?? '', e.textContent])"
+)
 FOCUSED = "document.activeElement.id || document.activeElement.className"
 
 
@@ -46,10 +49,10 @@ class Stream:
         lines = response.text().split("\n")
         assert "data: [DONE]" in lines
         chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        accounts = [chunk["speculation"] for chunk in chunks if "speculation" in chunk]
-        pieces = [piece for account in accounts for piece in account["pieces"]]
-        self.spans = [[piece["origin"], piece["text"]] for piece in pieces if piece["text"]]
-        self.rounds = [each for account in accounts for each in account["rounds"]]
+        self.accounts = [chunk["speculation"] for chunk in chunks if "speculation" in chunk]
+        pieces = [piece for account in self.accounts for piece in account["pieces"]]
+        self.spans = [[p["origin"], p["source"], p["text"]] for p in pieces if p["text"]]
+        self.rounds = [each for account in self.accounts for each in account["rounds"]]
         self.usage = chunks[-1]["usage"]
         self.body = response.request.post_data_json
 
@@ -87,9 +90,9 @@ def test_both_runs_are_shown_as_they_were_streamed(site: str, open_page: Any) ->
     assert alone.body["speculation"]["method"] == "off"
     assert page.evaluate(SPANS.format("with")) == drafted.spans
     assert page.evaluate(SPANS.format("without")) == alone.spans
-    assert {origin for origin, _ in drafted.spans} >= {"accepted", "recovered", "bonus"}
-    assert {origin for origin, _ in alone.spans} == {"plain"}
-    assert "".join(text for _, text in drafted.spans) == "".join(text for _, text in alone.spans)
+    assert {origin for origin, *_ in drafted.spans} >= {"accepted", "recovered", "bonus"}
+    assert {origin for origin, *_ in alone.spans} == {"plain"}
+    assert "".join(text for *_, text in drafted.spans) == "".join(text for *_, text in alone.spans)
     assert rows(page) == [row_of(each) for each in reversed(drafted.rounds)]
     for run_id, stream in (("with", drafted), ("without", alone)):
         whole, tokens = stream.usage["speculation"], stream.usage["completion_tokens"]
@@ -227,7 +230,7 @@ def test_a_conversation_goes_on_where_it_is_asked_to(site: str, open_page: Any) 
     run(page)
     first, _, again, _, next_, _ = map(Stream, watched.answers)
     assert [m["role"] for m in again.body["messages"]] == ["user"]
-    said = "".join(text for _, text in first.spans)
+    said = "".join(text for *_, text in first.spans)
     assert next_.body["messages"] == [
         {"role": "user", "content": markup},
         {"role": "assistant", "content": said},
@@ -330,19 +333,3 @@ def test_a_service_with_keys(open_page: Any) -> None:
         page.reload()
         page.wait_for_selector("#model option", state="attached")
         assert page.input_value("#key") == KEY
-
-
-def test_the_method_is_asked_for_and_a_refusal_is_shown(site: str, open_page: Any) -> None:
-    watched = open_page(site)
-    page = watched.page
-    fill(page)
-    page.select_option("#method", "model")
-    run(page)
-    assert page.inner_text("#summary").endswith(IDENTICAL)
-    drafted, alone = map(Stream, watched.answers)
-    assert drafted.body["speculation"]["method"] == "model"
-    assert alone.body["speculation"]["method"] == "off"
-    assert ", model" in page.inner_text("#settings-now")
-    page.select_option("#method", "medusa")
-    run(page)
-    assert "this model has no Medusa heads" in page.inner_text("#error")

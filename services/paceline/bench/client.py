@@ -141,7 +141,12 @@ class LoadClient:
         await self._http.aclose()
 
     async def model(self) -> str:
-        """The name of the served model. PacelineError in one sentence when there is none."""
+        """The name of the first served model; raises what `served` does."""
+        return str((await self.served())["id"])
+
+    async def served(self, name: str = "") -> Mapping[str, Any]:
+        """What the service says of this model, or of its first one; only the name where it says
+        nothing. PacelineError in one sentence when there is none."""
         try:
             response = await self._http.get("/v1/models")
             body = response.json()
@@ -156,8 +161,9 @@ class LoadClient:
                 f"{self._url} answered {response.status_code}: {error_message(body)}"
             )
         try:
-            return str(body["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as error:
+            listed: dict[str, Mapping[str, Any]] = {str(one["id"]): one for one in body["data"]}
+            return listed.get(name, {"id": name}) if name else next(iter(listed.values()))
+        except (LookupError, TypeError, StopIteration) as error:
             raise PacelineError(f"{self._url}/v1/models names no model; use --model") from error
 
     async def send(self, ask: Ask, due_s: float, watcher: Watcher) -> Outcome:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline import __version__
@@ -32,10 +32,11 @@ DRAFT_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MethodsConfig:
-    """`live` says what each request asks, and of whom; its `speculation` is not looked at."""
+    """`live` says what each request asks, and of whom; its `speculation` is not looked at.
+    `methods`: empty for all that the service offers."""
 
     live: LiveConfig
-    methods: tuple[SpeculationMethod, ...] = COMPARED
+    methods: tuple[SpeculationMethod, ...] = ()
     rounds: int = 5
 
     def check(self) -> None:
@@ -46,11 +47,11 @@ class MethodsConfig:
 
 
 def method_names(names: Sequence[str]) -> tuple[SpeculationMethod, ...]:
-    """Each once, all without names; ConfigError for what is no method to compare with `off`."""
+    """Each once; ConfigError for what is no method to compare with `off`."""
     for name in names:
         if name not in COMPARED:
             raise ConfigError(f"--methods are of {', '.join(COMPARED)}; '{name}' is none of them")
-    return tuple(name for name in COMPARED if name in names or not names)
+    return tuple(name for name in COMPARED if name in names)
 
 
 def sets_of(prompts: Sequence[Prompt], names: Sequence[str]) -> dict[str, list[Prompt]]:
@@ -77,13 +78,17 @@ async def run_methods(
     live = config.live
     client = LoadClient(live.url, api_key, live.concurrency, live.timeout_s, clock)
     async with client:
-        model = live.model or await client.model()
+        served = await client.served(live.model)
+        model = str(served["id"])
+        methods, refused = offered(config.methods, served)
         benches = {
             name: LiveBench(live, prompts, model, client, status, clock, sleep)
             for name, prompts in sets.items()
         }
-        refused = await _warm_up(config, benches, status)
-        methods = tuple(name for name in config.methods if name not in refused)
+        refused |= await _warm_up(methods, benches, status)
+        if wanted := [name for name in config.methods if name in refused]:
+            raise PacelineError(f"the service refuses {wanted[0]}: {refused[wanted[0]]}")
+        methods = tuple(name for name in methods if name not in refused)
         rows: list[dict[str, Any]] = []
         for name, bench in benches.items():
             rows += await _measure(config, name, bench, methods, len(sets[name]), status)
@@ -91,11 +96,30 @@ async def run_methods(
             "benchmark": "methods",
             "version": __version__,
             "model": model,
-            "config": asdict(config),
+            "config": asdict(replace(config, methods=methods)),
             "sets": {name: len(prompts) for name, prompts in sets.items()},
             "refused": refused,
             "rows": rows,
         }
+
+
+def offered(
+    wanted: Sequence[SpeculationMethod], served: Mapping[str, Any]
+) -> tuple[tuple[SpeculationMethod, ...], dict[str, str]]:
+    """The methods to measure, and why each other one is not; a service that says nothing of
+    methods has to be tried. PacelineError for a wanted one that the model has not, or for none."""
+    reasons = served.get("refused_speculation_methods")
+    known = reasons if isinstance(reasons, dict) else {}
+    refused = {name: str(said) for name, said in known.items()}
+    if lacking := [name for name in wanted if name in refused]:
+        have = ", ".join(name for name in COMPARED if name not in refused) or "none"
+        raise PacelineError(
+            f"{served['id']} has no {lacking[0]}: {refused[lacking[0]]}; it offers {have}"
+        )
+    methods = tuple(name for name in wanted or COMPARED if name not in refused)
+    if not methods:
+        raise PacelineError(f"{served['id']} offers no method: {refused[COMPARED[0]]}")
+    return methods, {} if wanted else refused
 
 
 def side_of(bench: LiveBench, method: SpeculationMethod) -> Side:
@@ -103,13 +127,13 @@ def side_of(bench: LiveBench, method: SpeculationMethod) -> Side:
 
 
 async def _warm_up(
-    config: MethodsConfig, benches: Mapping[str, LiveBench], status: Status
+    methods: Sequence[SpeculationMethod], benches: Mapping[str, LiveBench], status: Status
 ) -> dict[str, str]:
     """One request of each set and method, not measured. What the service does not offer, and its
     sentence."""
     refused: dict[str, str] = {}
     for bench in benches.values():
-        for method in ("off", *config.methods):
+        for method in ("off", *methods):
             if method in refused:
                 continue
             status(f"warming up {method}")

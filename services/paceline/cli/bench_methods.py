@@ -23,7 +23,8 @@ def bench_methods(
         Path | None, typer.Option(help="Or: start this Serve YAML, and stop it at the end.")
     ] = None,
     methods: Annotated[
-        str, typer.Option(help="Compared with off; separated by commas, default all.")
+        str,
+        typer.Option(help="Compared with off; separated by commas, default all that are offered."),
     ] = "",
     sets: Annotated[
         str,

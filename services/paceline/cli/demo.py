@@ -44,8 +44,10 @@ def on_this_machine(
     _check(request)
     if not config.is_file():
         raise ConfigError(f"{config} is not there; name a Serve YAML with --config")
+    offer = servefile.load(config).pools[0].offer
+    if request.method and (reason := offer.why_not(request.method)):
+        raise ConfigError(f"--method cannot be {request.method} with {config}: {reason}")
     with started(config, None, port) as (url, _):
-        offer = servefile.load(config).pools[0].offer
         return at(url, request, max_rows, api_key, offer.has_drafts)
 
 

@@ -39,6 +39,9 @@ class Part:
         return self.stage, self.began_ns, self.ended_ns
 
 
+_OWN_TOKENS = ("recovered", "bonus", "plain")
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One pass of the target over one choice. `times` are nanoseconds, their sum is the wall."""
@@ -78,9 +81,12 @@ class Round:
 
     @property
     def own_token(self) -> str:
-        """What the target's own token is: recovered, bonus, plain; empty when it wrote none."""
+        """What the target's own token is: recovered, bonus, plain; empty when it wrote none. Older
+        releases did not say, and had no trees, of which counts do not tell."""
         if self.num_tokens <= self.accepted:
             return ""  # a text that ended inside the draft's tokens
+        if (told := self.span.text("paceline.own_token")) in _OWN_TOKENS:
+            return told
         if not self.proposed:
             return "plain"
         return "recovered" if self.accepted < self.proposed else "bonus"

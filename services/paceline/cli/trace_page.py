@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.cli.trace_bars import step
 from paceline.cli.trace_lanes import Lane, lanes_of
 from paceline.cli.trace_model import NS_PER_MS, STAGES, Request, Round
-from paceline.cli.values import fixed, percent, word
+from paceline.cli.values import NOTHING, fixed, percent, word
 from paceline.round_times import segments
 
 STATIC = Path(__file__).with_name("static")
@@ -25,6 +25,7 @@ MAX_PAGE_ROUNDS = 1_000
 MAX_PAGE_MARKS = 24  # tokens of a round that have a mark each
 ROUND_REM = 6  # how wide a round is at first, on average
 NUM_TICKS = 12
+LEFT = ' class="left"'
 _SIGNS = {"accepted": "●", "rejected": "○"}
 _CLASSES = {"rejected": "recovered"}
 MEANINGS = {
@@ -122,6 +123,8 @@ def _figures(request: Request) -> Iterator[str]:
 
 
 def _shares(rounds: Sequence[Round]) -> Iterator[str]:
+    if not rounds:
+        return
     wall = sum(item.wall_ms for item in rounds) or 1.0
     totals = {stage: sum(item.ms(stage) for item in rounds) for stage in STAGES}
     yield '<section class="panel" aria-labelledby="shares-title">'
@@ -276,7 +279,16 @@ def _table(rounds: Sequence[Round], is_several: bool) -> Iterator[str]:
     yield '<h2 id="rounds-title">Rounds, in milliseconds</h2>'
     yield '<div class="table" tabindex="0" role="region" aria-label="Table of rounds"><table>'
     choice = ["Choice"] if is_several else []
-    headings = [*choice, "K", "Accepted", "Tokens", "Time", "Wall"]
+    has_sources = any(item.source for item in rounds)
+    headings = [
+        *choice,
+        *(["Source"] if has_sources else []),
+        "K",
+        "Accepted",
+        "Tokens",
+        "Time",
+        "Wall",
+    ]
     cells = "".join(
         f'<th scope="col"{_side(name)}>{name.replace("_", " ")}</th>'
         for name in ("Round", *headings, *(stage.span_name for stage in STAGES))
@@ -284,9 +296,10 @@ def _table(rounds: Sequence[Round], is_several: bool) -> Iterator[str]:
     yield f"<thead><tr>{cells}</tr></thead><tbody>"
     for item in rounds:
         whose = f"<td>{item.choice}</td>" if is_several else ""
+        source = f'<td class="left">{_text(item.source or NOTHING)}</td>' if has_sources else ""
         times = "".join(f"<td>{item.ms(stage):.2f}</td>" for stage in STAGES)
         yield (
-            f'<tr><td><button type="button">{item.number}</button></td>{whose}'
+            f'<tr><td><button type="button">{item.number}</button></td>{whose}{source}'
             f"<td>{item.num_speculative_tokens}</td><td>{item.accepted} of {item.proposed}</td>"
             f'<td class="left marks">{_marks(item)}</td>'
             f'<td class="bars">{_bar(item, longest)}</td><td>{item.wall_ms:.2f}</td>{times}</tr>'
@@ -295,7 +308,7 @@ def _table(rounds: Sequence[Round], is_several: bool) -> Iterator[str]:
 
 
 def _side(name: str) -> str:
-    return {"Time": ' class="bars left"', "Tokens": ' class="left"'}.get(name, "")
+    return {"Time": ' class="bars left"', "Tokens": LEFT, "Source": LEFT}.get(name, "")
 
 
 def _bar(item: Round, longest_ms: float) -> str:

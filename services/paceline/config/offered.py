@@ -60,6 +60,11 @@ class Offer:
         """Every method, in order, with `why_not`."""
         return {method: self.why_not(method) for method in METHODS}
 
+    @property
+    def methods(self) -> tuple[SpeculationMethod, ...]:
+        """Those that a request may have."""
+        return tuple(method for method in METHODS if not self.why_not(method))
+
 
 def has_drafts(draft: DraftConfig, speculation: SpeculationConfig) -> bool:
     """Whether the pool has draft replicas."""

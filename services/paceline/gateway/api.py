@@ -138,10 +138,7 @@ def _add_generation_routes(app: FastAPI, service: GatewayService) -> None:
 
 
 def _add_model_routes(app: FastAPI, service: GatewayService) -> None:
-    bodies = {
-        name: model_body(name, service.started_s, model.max_model_len, model.parent)
-        for name, model in service.models.items()
-    }
+    bodies = {name: model_body(model, service.started_s) for name, model in service.models.items()}
 
     @app.get("/v1/models")
     async def list_models() -> Json:

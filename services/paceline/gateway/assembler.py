@@ -177,7 +177,7 @@ class Assembler:
             if self._num_logprobs is not None:
                 entries.append(self._entry(delta, index, self._num_logprobs))
             if index < num_text_tokens:
-                segments += self._text.push(token_id, origin)
+                segments += self._text.push(token_id, origin, delta.source)
             if self._text.is_stopped:
                 break
         return segments, entries

@@ -37,6 +37,7 @@ ERRORS: Mapping[int, str] = {
     504: "The request took too long.",
 }
 _ANY = (401, 429, 431, 500)
+_OF_MODELS = "OpenAI's, with the context's length (vLLM's) and the methods of speculation."
 _WITH_BODY = (400, *_ANY, 404, 408, 413, 415)
 
 
@@ -101,10 +102,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         {"tokens": [72, 105]},
     ),
     ("GET", "/v1/models"): Operation(
-        "Models that are served", "OpenAI's.", "Models", {JSON: ref("ModelList")}, _ANY
+        "Models that are served", _OF_MODELS, "Models", {JSON: ref("ModelList")}, _ANY
     ),
     ("GET", "/v1/models/{model_id}"): Operation(
-        "One model", "OpenAI's.", "Models", {JSON: ref("Model")}, (*_ANY, 404)
+        "One model", _OF_MODELS, "Models", {JSON: ref("Model")}, (*_ANY, 404)
     ),
     ("GET", "/health"): Operation(
         "Whether this process is alive",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.gateway.responses import Json
-from paceline.methods import SOURCES
+from paceline.methods import METHODS, SOURCES
 
 _INT: Json = {"type": "integer", "minimum": 0}
 _NUM: Json = {"type": "number"}
@@ -137,6 +137,10 @@ SCHEMAS: Mapping[str, Json] = {
                     {
                         "text": _STR,
                         "origin": {"enum": ["accepted", "recovered", "bonus", "plain"]},
+                        "source": {
+                            "enum": list(SOURCES),
+                            "description": "what proposed an accepted piece; empty for others",
+                        },
                     },
                     {"choice": _INT},
                 )
@@ -177,6 +181,14 @@ SCHEMAS: Mapping[str, Json] = {
             "root": _STR,
             "parent": {"type": ["string", "null"]},
             "max_model_len": _INT,
+            "speculation_methods": _list({"enum": list(METHODS)})
+            | {"description": "what speculation.method may be for this model"},
+            "refused_speculation_methods": {
+                "type": "object",
+                "description": "why it may not be one of the others",
+                "propertyNames": {"enum": list(METHODS)},
+                "additionalProperties": _STR,
+            },
         }
     ),
     "ModelList": _object({"object": {"const": "list"}, "data": _list(ref("Model"))}),

@@ -17,6 +17,7 @@ from paceline.gateway.logprobs import (
 from paceline.gateway.openai import MAX_SENTENCE_CHARS, clip
 from paceline.gateway.output_parser import CallArguments, CallBegin, Content, Part, Reasoning
 from paceline.gateway.plan import Endpoint, Plan
+from paceline.gateway.targets import ServedModel
 from paceline.gateway.text import Segment
 from paceline.generation import RoundDelta
 
@@ -92,15 +93,15 @@ def _round_body(delta: RoundDelta) -> Json:
 
 
 def _piece_body(segment: Segment) -> Json:
-    return {"text": segment.text, "origin": segment.origin.value}
+    return {"text": segment.text, "origin": segment.origin.value, "source": segment.source}
 
 
 def _merged(segments: Sequence[Segment]) -> list[Segment]:
-    """Neighbours of one origin inside a round become one piece."""
+    """Neighbours of one origin and source become one piece."""
     merged: list[Segment] = []
     for segment in segments:
-        if merged and merged[-1].origin is segment.origin:
-            segment = Segment(merged.pop().text + segment.text, segment.origin)
+        if merged and segment.is_like(merged[-1]):
+            segment = replace(segment, text=merged.pop().text + segment.text)
         merged.append(segment)
     return merged
 
@@ -223,17 +224,21 @@ def _whole_logprobs(
     return {name: echoed[name] + generated[name] for name in generated}
 
 
-def model_body(model: str, created: int, max_model_len: int, parent: str = "") -> Json:
-    """`max_model_len` as vLLM adds it: clients use it to size prompts. `parent`: the model that an
-    adapter adapts."""
+def model_body(model: ServedModel, created: int) -> Json:
+    """`max_model_len` as vLLM adds it: clients use it to size prompts. The last two are ours: what
+    `speculation.method` may be, and why it may not be what is left."""
     return {
-        "id": model,
+        "id": model.name,
         "object": "model",
         "created": created,
         "owned_by": "paceline",
-        "root": parent or model,
-        "parent": parent or None,
-        "max_model_len": max_model_len,
+        "root": model.parent or model.name,
+        "parent": model.parent or None,
+        "max_model_len": model.max_model_len,
+        "speculation_methods": list(model.offer.methods),
+        "refused_speculation_methods": {
+            method: reason for method, reason in model.offer.reasons().items() if reason
+        },
     }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.generation import TokenOrigin
+from paceline.methods import ProposalSource
 
 REPLACEMENT = "\ufffd"
 
@@ -35,11 +36,15 @@ class TokenDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text and why its token is what it is. Text that several tokens wrote together
-    (an emoji of three) carries the origin of the one that completed it."""
+    """A piece of text and why its token is what it is; `source` proposed it, where it was accepted.
+    Text that several tokens wrote together (an emoji of three) is of the one that completed it."""
 
     text: str
     origin: TokenOrigin
+    source: ProposalSource = ""
+
+    def is_like(self, other: Segment) -> bool:
+        return (self.origin, self.source) == (other.origin, other.source)
 
 
 class IncrementalDetokenizer:
@@ -166,7 +171,7 @@ class StopStringFilter:
         if not self._matchers:
             return [segment]
         num_read = self._scan(segment.text, can_stop)
-        self._hold(Segment(segment.text[:num_read], segment.origin))
+        self._hold(replace(segment, text=segment.text[:num_read]))
         if self.stop is None:
             keep = max(matcher.num_matched for matcher in self._matchers)
             return self._release(self._num_held - keep)
@@ -199,8 +204,8 @@ class StopStringFilter:
         while num_chars > 0:
             segment = self._held.popleft()
             if len(segment.text) > num_chars:
-                self._held.appendleft(Segment(segment.text[num_chars:], segment.origin))
-                segment = Segment(segment.text[:num_chars], segment.origin)
+                self._held.appendleft(replace(segment, text=segment.text[num_chars:]))
+                segment = replace(segment, text=segment.text[:num_chars])
             released.append(segment)
             num_chars -= len(segment.text)
         return released
@@ -224,7 +229,8 @@ class TextStream:
         self._filter = StopStringFilter(stops, includes_stop)
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._last_origin = TokenOrigin.PLAIN
+        # Of the last token; its text is not there yet.
+        self._last = Segment("", TokenOrigin.PLAIN)
         self._num_chars = 0
 
     @property
@@ -241,8 +247,11 @@ class TextStream:
     def is_stopped(self) -> bool:
         return self._filter.is_stopped
 
-    def push(self, token_id: int, origin: TokenOrigin) -> list[Segment]:
-        self._last_origin = origin
+    def push(
+        self, token_id: int, origin: TokenOrigin, source: ProposalSource = ""
+    ) -> list[Segment]:
+        """`source`: what made the proposals of the token's round."""
+        self._last = Segment("", origin, source if origin is TokenOrigin.ACCEPTED else "")
         self._num_tokens += 1
         return self._filter_text(self._detokenizer.push(token_id))
 
@@ -253,4 +262,4 @@ class TextStream:
     def _filter_text(self, text: str) -> list[Segment]:
         self._num_chars += len(text)
         can_stop = self._num_tokens > self._min_tokens
-        return self._filter.push(Segment(text, self._last_origin), can_stop)
+        return self._filter.push(replace(self._last, text=text), can_stop)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from paceline.errors import RequestError
-from paceline.generation import GenerateRequest, RoundDelta
+from paceline.generation import GenerateRequest, RoundDelta, TokenOrigin
 from paceline.methods import ProposalSource
 from paceline.round_times import Stage, segments
 from paceline.target.intake import living_outputs
@@ -46,6 +46,8 @@ class RoundFacts(NamedTuple):
     num_tokens: int
     has_window: bool
     source: ProposalSource = ""
+    # The origin of the last token, where that is the target's own: of a tree counts do not tell.
+    own_token: str = ""
 
     @staticmethod
     def of(delta: RoundDelta) -> RoundFacts:
@@ -57,7 +59,13 @@ class RoundFacts(NamedTuple):
             len(delta.token_ids),
             delta.window_ms > 0,
             delta.source,
+            _own_token(delta),
         )
+
+
+def _own_token(delta: RoundDelta) -> str:
+    last = delta.origins[-1] if delta.origins else TokenOrigin.ACCEPTED
+    return "" if last is TokenOrigin.ACCEPTED else last.value
 
 
 @dataclass(slots=True)
@@ -300,6 +308,8 @@ class ChoiceTrace:
         }
         if facts.source:
             attributes["paceline.source"] = facts.source
+        if facts.own_token:
+            attributes["paceline.own_token"] = facts.own_token
         if record.draft_replica_id:
             attributes["paceline.draft_replica_id"] = record.draft_replica_id
         if record.passes:

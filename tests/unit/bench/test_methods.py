@@ -65,10 +65,14 @@ class Timed:
         return 200, [event(chunk), DONE]
 
 
-async def methods(timed: Timed, *names: str, rounds: int = 3, **fields: Any) -> dict[str, Any]:
-    config = MethodsConfig(
-        LiveConfig(timed.service.url, **fields), method_names(names or ("model", "ngram")), rounds
-    )
+async def methods(timed: Timed, rounds: int = 3, **fields: Any) -> dict[str, Any]:
+    return await run_for(timed, ("model", "ngram"), rounds, **fields)
+
+
+async def run_for(
+    timed: Timed, names: tuple[str, ...], rounds: int = 3, **fields: Any
+) -> dict[str, Any]:
+    config = MethodsConfig(LiveConfig(timed.service.url, **fields), method_names(names), rounds)
     result = await run_methods(config, PROMPTS, clock=timed.clock, sleep=timed.sleep)
     json.dumps(result)  # everything in it must be JSON
     return result
@@ -114,10 +118,43 @@ async def test_another_text_is_counted(scripted: ScriptedService) -> None:
     assert equal["chat", "ngram"] == equal["code", "ngram"] == 0
 
 
-async def test_what_the_service_does_not_offer_is_left_out(scripted: ScriptedService) -> None:
-    result = await methods(Timed(scripted), "medusa", "ngram")
-    assert result["refused"] == {"medusa": "400: no heads here"}
-    assert {row["method"] for row in result["rows"]} == {"off", "ngram"}
+def says(scripted: ScriptedService, refused: Any) -> None:
+    model = {"id": "scripted", "refused_speculation_methods": refused}
+    scripted.models = 200, [json.dumps({"data": [{"id": "other"}, model]}).encode()]
+
+
+async def test_all_that_the_service_offers_is_measured(scripted: ScriptedService) -> None:
+    """It is not even asked for the rest."""
+    timed = Timed(scripted)
+    lacking = {name: "not here" for name in COMPARED if name not in ("model", "ngram")}
+    says(scripted, lacking)
+    result = await run_for(timed, (), model="scripted")
+    assert result["refused"] == lacking
+    assert set(timed.order) == {row["method"] for row in result["rows"]} == set(SECONDS)
+    assert result["config"]["methods"] == ("model", "ngram")
+
+
+@pytest.mark.parametrize("told", [None, "nonsense", {}])
+async def test_a_service_that_does_not_say_is_tried(scripted: ScriptedService, told: Any) -> None:
+    says(scripted, told)
+    result = await run_for(Timed(scripted), (), model="scripted")
+    assert result["refused"] == dict.fromkeys(set(COMPARED) - set(SECONDS), "400: no heads here")
+    assert {row["method"] for row in result["rows"]} == set(SECONDS)
+
+
+async def test_what_was_asked_for_and_is_not_offered(scripted: ScriptedService) -> None:
+    timed = Timed(scripted)
+    with pytest.raises(PacelineError, match="the service refuses medusa: 400: no heads here"):
+        await run_for(timed, ("medusa", "ngram"))
+    timed.order.clear()
+    says(scripted, dict.fromkeys(COMPARED[1:], "not here"))
+    said = "scripted has no ngram: not here; it offers model"
+    with pytest.raises(PacelineError, match=said):
+        await run_for(timed, ("model", "ngram"), model="scripted")
+    says(scripted, dict.fromkeys(COMPARED, "all is off"))
+    with pytest.raises(PacelineError, match="scripted offers no method: all is off"):
+        await run_for(timed, (), model="scripted")
+    assert timed.order == []
 
 
 async def test_a_draft_that_never_joins_is_waited_for_once_a_set(
@@ -167,7 +204,7 @@ def test_rounds_are_bounded(rounds: int) -> None:
 
 
 def test_names_of_methods() -> None:
-    assert method_names(()) == COMPARED
+    assert method_names(()) == ()
     assert method_names(("suffix", "model", "suffix")) == ("model", "suffix")
     for name in ("off", "magic"):
         with pytest.raises(ConfigError, match=f"'{name}' is none of them"):

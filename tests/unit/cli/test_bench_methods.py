@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.main import app
+from paceline.config import Offer
 from tests.unit.cli.toy_service import gateway, serving
 
 
@@ -38,6 +39,30 @@ def test_a_draft_beside_none(url: str, tmp_path: Path) -> None:
         assert rows[name, "model"]["texts"] == {"compared": 4, "equal": 4}
     lines = [line.split() for line in result.output.splitlines()]
     assert sum("model" in line and "equal" in line for line in lines) == 2
+
+
+def test_without_methods_it_is_all_that_the_deployment_offers(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    alone = Offer("ngram", has_drafts=False)
+    few = ("--sets", "repeat", "--limit", "1", "--rounds", "1", "--max-tokens", "8")
+    with serving(gateway(None, offer=alone)) as address:
+        result = run("--url", address, *few, "--json", str(out))
+        assert result.exit_code == 0, result.output
+        rows = json.loads(out.read_text())["rows"]
+        assert [row["method"] for row in rows] == ["off", "ngram", "suffix", "auto"]
+        assert "medusa was refused: this model has no Medusa heads" in result.stderr
+        asked = run("--url", address, *few, "--methods", "suffix,model")
+    assert asked.exit_code == 1
+    assert asked.stderr == (
+        "error: toy has no model: this model has no draft replicas; it offers ngram, suffix, auto\n"
+    )
+
+
+def test_nothing_to_compare() -> None:
+    with serving(gateway(None, offer=Offer("off", has_drafts=False))) as address:
+        result = run("--url", address)
+    said = "error: toy offers no method: speculation is off in this deployment\n"
+    assert (result.exit_code, result.stderr) == (1, said)
 
 
 def test_sets_of_a_file(url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The demo against a service that wants a key: sent from the environment, never shown."""
+"""The demo against services that refuse: a key is sent from the environment and never shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,8 +16,10 @@ from paceline.cli import demo
 from paceline.cli.demo_stream import is_refused
 from paceline.cli.main import app
 from paceline.config import Offer
+from paceline.config.offered import NO_DRAFTS, NO_HEADS, SWITCHED_OFF
 from tests.unit.cli.toy_service import gateway, serving
 
+ROOT = Path(__file__).parents[3]
 REFUSAL = "This API key is not known here."
 
 
@@ -80,6 +83,33 @@ def test_a_draft_is_waited_for_where_there_may_be_one(
         result = CliRunner().invoke(app, ["demo", "--url", url, "--max-tokens", "8"])
     assert result.exit_code == 0, result.output
     assert ("no draft has joined" in result.stderr) is is_waited_for
+
+
+@pytest.mark.parametrize(
+    ("offer", "method", "reason"),
+    [
+        (Offer("ngram", has_drafts=False), "model", NO_DRAFTS),
+        (Offer("ngram", has_drafts=False), "hybrid", NO_DRAFTS),
+        (Offer(), "medusa", NO_HEADS),
+        (Offer("off", has_drafts=False), "auto", SWITCHED_OFF),
+    ],
+)
+def test_what_the_service_does_not_offer_is_one_sentence(
+    offer: Offer, method: str, reason: str
+) -> None:
+    with serving(gateway(None, offer=offer)) as url:
+        for arguments in (["demo"], ["chat", "hello"]):
+            result = CliRunner().invoke(app, [*arguments, "--url", url, "--method", method])
+            assert (result.exit_code, result.stdout) == (1, "")
+            said = f"error: 'speculation.method' cannot be '{method}': {reason}.\n"
+            assert result.stderr == said
+
+
+def test_what_the_file_does_not_offer_is_said_before_it_is_started() -> None:
+    file = ROOT / "deploy/serve/ngram.yaml"
+    result = CliRunner().invoke(app, ["demo", "--config", str(file), "--method", "medusa"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: --method cannot be medusa with {file}: {NO_HEADS}\n"
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,26 @@ def test_rounds_that_nobody_kept_are_no_wait() -> None:
         ({"paceline__accepted": 2, "paceline__num_tokens": 3}, "recovered"),
         ({"paceline__proposed": 0, "paceline__num_tokens": 1}, "plain"),
         ({"paceline__accepted": 3, "paceline__num_tokens": 3}, ""),
+        # A tree, followed to a leaf.
+        (
+            {
+                "paceline__accepted": 2,
+                "paceline__num_tokens": 3,
+                "paceline__own_token": "bonus",
+            },
+            "bonus",
+        ),
+        (
+            {
+                "paceline__accepted": 4,
+                "paceline__num_tokens": 5,
+                "paceline__own_token": "<b>",
+            },
+            "bonus",
+        ),
     ],
 )
-def test_what_became_of_the_tokens(given: dict[str, int], own: str) -> None:
+def test_what_became_of_the_tokens(given: dict[str, Any], own: str) -> None:
     [item] = one_round(**given).rounds
     accepted, proposed = given.get("paceline__accepted", 0), given.get("paceline__proposed", 4)
     kinds = ["accepted"] * accepted + ["rejected"] * (proposed - accepted) + [own] * bool(own)

@@ -117,6 +117,15 @@ def test_every_round_is_in_the_timeline_the_table_and_the_details() -> None:
         assert ["target", "a1b2c3"] in data["facts"]
 
 
+def test_the_source_of_proposals_has_a_column_where_there_are_any() -> None:
+    wanted, found = parsed(make_trace(source="<suffix>"))
+    assert "Source" in found.tags("thead")[0][1]
+    for item, (_, row) in zip(wanted.rounds, found.tags("tr")[1:], strict=True):
+        source = "<suffix>" if item.proposed else "-"
+        assert row.startswith(f"{item.number}{source}4{item.accepted} of")
+    assert "Source" not in parsed(make_trace())[1].tags("thead")[0][1]
+
+
 def test_a_lane_for_each_process_with_its_spans() -> None:
     made = make_trace(num_rounds=6)
     wanted, found = parsed(made)

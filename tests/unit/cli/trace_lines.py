@@ -105,6 +105,7 @@ class Choice:
     number: int = 0
     k: int = 4
     is_drafted: bool = True
+    source: str = ""
 
     def run(self, at_ms: float, num_rounds: int) -> float:
         """From when the target got it; returns when its last pass ended."""
@@ -165,6 +166,7 @@ class Choice:
             paceline__num_tokens=accepted + 1, paceline__batch_size=draws.randint(1, 8),
             paceline__num_rows=draws.randint(5, 40), paceline__epoch=1,
             paceline__replica_id="default#Target#a1b2c3",
+            paceline__source=self.source if proposed else "",
             paceline__draft_replica_id="default#Draft#d4e5f6" if proposed else "",
         )  # fmt: skip
         self.made.spans["paceline-target"][-1]["spanId"] = span_id
@@ -179,6 +181,7 @@ def make_trace(
     began_ms: float = BEGAN_MS,
     is_drafted: bool = True,
     model: str = "smollm2-135m",
+    source: str = "",
 ) -> Made:
     """One request: 2 ms to the target, its rounds, 1.5 ms back."""
     made = Made(trace_id, began_ms)
@@ -186,7 +189,9 @@ def make_trace(
     gateway = f"{made.count:016x}"
     draws = random.Random(seed)
     ends = [
-        Choice(made, gateway, draws, number, is_drafted=is_drafted).run(2.0, num_rounds)
+        Choice(made, gateway, draws, number, is_drafted=is_drafted, source=source).run(
+            2.0, num_rounds
+        )
         for number in range(num_choices)
     ]
     made.span(

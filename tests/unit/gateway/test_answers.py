@@ -29,10 +29,10 @@ def spoken(round_of: RoundOf) -> list[RoundDelta]:
         ),
         round_of(
             "defgh", None, 1, [ACC] * 4 + [BON], num_draft_tokens=4, num_accepted_tokens=4,
-            num_speculative_tokens=4,
+            num_speculative_tokens=4, source="medusa",
         ),
         round_of(b"i\x00", "stop", 2, [ACC, REC], num_draft_tokens=4, num_accepted_tokens=1,
-            num_speculative_tokens=4,
+            num_speculative_tokens=4, source="ngram",
         ),
     ]  # fmt: skip
 
@@ -137,17 +137,31 @@ async def test_rounds_and_origins_on_request(
         **ROUNDS, "wire_ms": 0.25,
     }  # fmt: skip
     assert whole["speculation"]["pieces"] == [
-        {"text": "ab", "origin": "accepted"},
-        {"text": "c", "origin": "recovered"},
-        {"text": "defg", "origin": "accepted"},
-        {"text": "h", "origin": "bonus"},
-        {"text": "i", "origin": "accepted"},
+        {"text": "ab", "origin": "accepted", "source": "suffix"},
+        {"text": "c", "origin": "recovered", "source": ""},
+        {"text": "defg", "origin": "accepted", "source": "medusa"},
+        {"text": "h", "origin": "bonus", "source": ""},
+        {"text": "i", "origin": "accepted", "source": "ngram"},
     ]
     streamed = await harness.complete(speculation=speculation, stream=True)
     chunks = events_of(streamed.text)[:3]
     for key in ("rounds", "pieces"):
         together = [item for chunk in chunks for item in chunk["speculation"][key]]
         assert together == whole["speculation"][key]
+
+
+async def test_pieces_of_two_sources_stay_two(harness: Any, round_of: RoundOf) -> None:
+    """What was held back for a stop string comes out with later rounds'."""
+    harness.targets.script = [
+        round_of("a", None, 0, [ACC], source="suffix"),
+        round_of("b", None, 1, [ACC], source="medusa"),
+        round_of("x", "length", 2, [ACC], source="medusa"),
+    ]
+    whole = (await harness.complete(stop="abc", speculation={"include_rounds": True})).json()
+    assert whole["speculation"]["pieces"] == [
+        {"text": "a", "origin": "accepted", "source": "suffix"},
+        {"text": "bx", "origin": "accepted", "source": "medusa"},
+    ]
 
 
 async def test_silent_rounds_show_only_when_asked(
@@ -164,7 +178,7 @@ async def test_silent_rounds_show_only_when_asked(
     answer = await harness.complete(stream=True, speculation={"include_rounds": True})
     shown = events_of(answer.text)
     assert [chunk["choices"][0]["text"] for chunk in shown[:-1]] == ["", "😀", ""]
-    assert shown[1]["speculation"]["pieces"] == [{"text": "😀", "origin": "bonus"}]
+    assert shown[1]["speculation"]["pieces"] == [{"text": "😀", "origin": "bonus", "source": ""}]
 
 
 # (rounds, stop, text, finish_reason, completion_tokens); a round is (text, finish_reason)
@@ -261,6 +275,8 @@ async def test_models(harness: Any) -> None:
     model = {
         "id": "toy", "object": "model", "created": 1_700_000_000, "owned_by": "paceline",
         "root": "toy", "parent": None, "max_model_len": 64,
+        "speculation_methods": ["model", "ngram", "suffix", "hybrid", "auto", "off"],
+        "refused_speculation_methods": {"medusa": "this model has no Medusa heads"},
     }  # fmt: skip
     assert (await harness.get("/v1/models")).json() == {"object": "list", "data": [model]}
     assert (await harness.get("/v1/models/toy")).json() == model

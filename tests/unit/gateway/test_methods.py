@@ -64,6 +64,22 @@ async def test_what_cannot_be_honored_is_refused(
     assert harness.targets.requests == []
 
 
+@pytest.mark.parametrize("offer", [EVERYTHING, OFF, ALONE, Offer()])
+async def test_models_say_what_will_be_taken(
+    offer: Offer, make_harness: Any, round_of: RoundOf
+) -> None:
+    harness = make_harness(offer=offer)
+    harness.targets.script = [round_of("a", "length")]
+    model = (await harness.get("/v1/models/toy")).json()
+    refused = model["refused_speculation_methods"]
+    for method in METHODS:
+        answer = await harness.complete(speculation={"method": method})
+        assert (method in model["speculation_methods"]) is (answer.status_code == 200)
+        assert (method in refused) is (answer.status_code == 400)
+        if method in refused:
+            assert answer.json()["error"]["message"].endswith(f": {refused[method]}.")
+
+
 @pytest.mark.parametrize("offer", [OFF, ALONE, Offer()])
 @pytest.mark.parametrize("speculation", [None, {}, {"method": None}, {"method": "off"}])
 async def test_off_and_the_deployment_s_own_are_always_there(
@@ -79,6 +95,10 @@ async def test_each_model_has_an_offer_of_its_own(make_harness: Any, round_of: R
     second = ServedModel("second", ToyTokenizer(), targets, 32, offer=ALONE)
     harness = make_harness(more_models=[second], offer=EVERYTHING)
     harness.targets.script = [round_of("a", "length")]
+    listed = (await harness.get("/v1/models")).json()["data"]
+    assert [model["speculation_methods"] for model in listed] == [
+        list(METHODS), ["ngram", "suffix", "auto", "off"],
+    ]  # fmt: skip
     for model, method, status in (
         ("toy", "medusa", 200), ("second", "medusa", 400), ("second", "suffix", 200),
     ):  # fmt: skip

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from paceline.gateway.text import TextStream
 from paceline.gateway.tokenizer import ToyTokenizer
 from paceline.generation import RoundDelta, TokenOrigin
+from paceline.methods import ProposalSource
 
 RoundOf = Callable[..., RoundDelta]
 EventsOf = Callable[[str], list[Any]]
+ACCEPTED = TokenOrigin.ACCEPTED
 letters = st.text("ab", max_size=30)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
@@ -45,6 +47,20 @@ def test_stops_equal_their_naive_twin(
     expected, stop = naive_stop(text, stop_strings, min_tokens)
     assert stream.stop == stop
     assert out == expected + ((stop or "") if includes_stop else "")
+
+
+def test_text_that_was_held_back_keeps_its_source() -> None:
+    """The target's own tokens have none."""
+    stream = TextStream(ToyTokenizer(), ["bcd"])
+    steps: tuple[tuple[str, TokenOrigin, ProposalSource, Any], ...] = (
+        ("b", ACCEPTED, "suffix", []),
+        ("c", ACCEPTED, "medusa", []),
+        ("x", TokenOrigin.RECOVERED, "medusa", [("b", "suffix"), ("c", "medusa"), ("x", "")]),
+        ("y", ACCEPTED, "ngram", [("y", "ngram")]),
+    )
+    for char, origin, source, shown in steps:
+        segments = stream.push(ord(char), origin, source)
+        assert [(segment.text, segment.source) for segment in segments] == shown
 
 
 # (rounds, fields, text, finish_reason, stop_reason, completion tokens)

@@ -108,6 +108,30 @@ def test_a_round_says_who_made_its_proposals(spans):
     assert told == ["ngram", None]
 
 
+@pytest.mark.parametrize(
+    ("origins", "told"),
+    [
+        ((TokenOrigin.ACCEPTED, TokenOrigin.BONUS), "bonus"),
+        ((TokenOrigin.ACCEPTED, TokenOrigin.RECOVERED), "recovered"),
+        ((TokenOrigin.PLAIN,), "plain"),
+        ((TokenOrigin.ACCEPTED,), None),
+    ],
+)
+def test_a_round_says_what_the_target_s_own_token_is(spans, origins, told):
+    """Of 4 proposals in a tree, too: the counts could not tell."""
+    trace = tracer_of(spans).begin(request(), 0)
+    record = record_of(1)
+    delta = replace(
+        delta_of(record, 1, "length"),
+        token_ids=tuple(range(len(origins))),
+        origins=origins,
+        num_draft_tokens=4,
+    )
+    trace.choices[0].end_round(record, delta)
+    end(trace, 1_500, None)
+    assert [span.attributes.get("paceline.own_token") for span in spans.named("round")] == [told]
+
+
 def test_a_sampled_request_is_told_as_it_goes(spans):
     tracer = tracer_of(spans)
     trace = tracer.begin(request(), 0)

@@ -55,15 +55,33 @@ export function hasModels() {
   return $("model").options.length > 0;
 }
 
+// Model -> method -> why it has not got that one.
+let refusals = new Map();
+
 // The chosen one stays chosen where it is still served.
-export function showModels(names) {
+export function showModels(models) {
   const chosen = $("model").value;
-  $("model").replaceChildren(...names.map((name) => new Option(name, name)));
-  if (names.includes(chosen)) $("model").value = chosen;
+  refusals = new Map(models.map((model) => [model.id, model.refused_speculation_methods]));
+  $("model").replaceChildren(...models.map(({ id }) => new Option(id, id)));
+  if (refusals.has(chosen)) $("model").value = chosen;
   showSettings();
 }
 
+// What the model cannot do cannot be chosen, and says why.
+function showMethods() {
+  const reasons = refusals.get($("model").value) ?? {};
+  for (const option of $("method").options) {
+    option.dataset.name ??= option.textContent;
+    const reason = reasons[option.value] ?? "";
+    option.disabled = reason !== "";
+    option.title = reason;
+    option.textContent = [option.dataset.name, reason].filter(Boolean).join(": ");
+  }
+  if ($("method").selectedOptions[0]?.disabled) $("method").value = "";
+}
+
 export function showSettings() {
+  showMethods();
   const k = number("k");
   $("settings-now").textContent = [
     $("model").value,

@@ -21,6 +21,14 @@ function cell(text, name = "") {
   return td;
 }
 
+// What made proposals, marked as in the text.
+export function sourceMark(source) {
+  const mark = document.createElement("span");
+  mark.className = `source ${source}`;
+  mark.textContent = source;
+  return mark;
+}
+
 export class Waterfall {
   constructor(rows, onCount) {
     this.rows = rows;
@@ -49,9 +57,11 @@ export class Waterfall {
     const tr = document.createElement("tr");
     const bars = cell("", "bars");
     bars.append(this.bar(times));
+    const source = cell(round.source ? "" : "-");
+    if (round.source) source.append(sourceMark(round.source));
     tr.append(
       cell(round.round),
-      cell(round.source || "-"),
+      source,
       cell(round.num_speculative_tokens),
       cell(`${round.accepted} of ${round.proposed}`),
       bars,

@@ -44,9 +44,10 @@ async function ask(path, key, options) {
   return response;
 }
 
+// As the API lists them.
 export async function models(key, signal) {
   const response = await ask("v1/models", key, { signal });
-  return (await response.json()).data.map((model) => model.id);
+  return (await response.json()).data;
 }
 
 // Every event is one line of data; a line that begins with a colon only keeps the connection alive.

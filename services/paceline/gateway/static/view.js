@@ -1,10 +1,18 @@
 // One run on the page: its text with origins and its figures. Knows no network.
 
+import { sourceMark } from "./rounds.js";
+
 const ORIGINS = {
-  accepted: "accepted: proposed, kept by the target",
+  accepted: "accepted: proposed by {}, kept by the target",
   recovered: "recovered: the target's, for a rejected proposal",
   bonus: "bonus: the target's, after a whole accepted block",
   plain: "plain: the target's, with no proposal",
+};
+const SOURCES = {
+  model: "the draft model",
+  ngram: "the ngram lookup",
+  suffix: "the suffix lookup",
+  medusa: "the Medusa heads",
 };
 
 export class RunView {
@@ -13,6 +21,7 @@ export class RunView {
     this.textBox = section.querySelector("[data-text]");
     this.state = section.querySelector("[data-state]");
     this.totals = section.querySelector("[data-totals]");
+    this.sourceList = section.querySelector("[data-sources]");
     this.figures = new Map(
       [...section.querySelectorAll("[data-figure]")].map((dd) => [dd.dataset.figure, dd]),
     );
@@ -30,6 +39,9 @@ export class RunView {
     // All that the model wrote, and what of it belongs into the conversation: not its reasoning.
     this.text = this.content = "";
     this.rounds = this.proposed = this.accepted = 0;
+    // Source -> proposals of it that were accepted, and of how many.
+    this.sources = new Map();
+    this.showSources();
     this.began = this.first = this.ended = this.usage = null;
   }
 
@@ -52,11 +64,11 @@ export class RunView {
   addPieces(pieces) {
     const box = this.textBox;
     const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    for (const { text, origin } of pieces) {
+    for (const { text, origin, source } of pieces) {
       this.text += text;
       const span = document.createElement("span");
-      span.className = `token ${origin}`;
-      span.title = ORIGINS[origin] ?? origin;
+      span.className = `token ${origin} ${source}`.trim();
+      span.title = (ORIGINS[origin] ?? origin).replace("{}", SOURCES[source] ?? "a draft");
       span.textContent = text;
       box.append(span);
     }
@@ -67,8 +79,24 @@ export class RunView {
     this.rounds += 1;
     this.proposed += round.proposed;
     this.accepted += round.accepted;
+    if (round.source) {
+      const [accepted, proposed] = this.sources.get(round.source) ?? [0, 0];
+      this.sources.set(round.source, [accepted + round.accepted, proposed + round.proposed]);
+      this.showSources();
+    }
     this.set("k", String(round.num_speculative_tokens));
     this.waterfall?.add(round);
+  }
+
+  showSources() {
+    if (!this.sourceList) return;
+    this.sourceList.hidden = this.sources.size === 0;
+    const items = [...this.sources].map(([source, [accepted, proposed]]) => {
+      const item = document.createElement("li");
+      item.append(sourceMark(source), ` ${accepted} of ${proposed}`);
+      return item;
+    });
+    this.sourceList.replaceChildren(...items);
   }
 
   // What never began is no longer waited for.
