@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import torch
 from paceline.config import ModelConfig, RejectionLogConfig, SpeculationConfig
 from paceline.engine.base import Engine
 from paceline.engine.distill import Budget
-from paceline.engine.distill_data import DataSettings
+from paceline.engine.distill_data import DataSettings, gather, load_examples, prepare
 from paceline.engine.distill_run import DistillJob, Watch, distill
 from paceline.engine.draft_report import load_dense
 from paceline.engine.rejection_texts import gather_rejections
@@ -109,22 +110,28 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> Traffic:
     return Traffic(target, place, asyncio.run(served(target, place / "served", *logs)))
 
 
-def test_exactly_the_rejected_contexts_are_learned_from(traffic: Traffic) -> None:
+@pytest.mark.parametrize(("name", "column"), [("whole", 0), ("windows", 1)])
+def test_exactly_the_rejected_contexts_are_learned_from(
+    traffic: Traffic, tmp_path: Path, name: str, column: int
+) -> None:
+    settings = job(traffic.target, traffic.place, "x", 1, traffic.place / name).data
+    data = gather(traffic.target, settings, tmp_path)
+    prepare(traffic.target, data.train, tmp_path)
+    examples = load_examples(data, tmp_path, skip=20)
+    read = [tuple(e.ids[: at + 1].tolist()) for e in examples for at in e.places]
+    expected = {place[column]: place[0] for place in traffic.rejected}
     assert len(traffic.rejected) > 40
-    for name, column in (("whole", 0), ("windows", 1)):
-        found = gather_rejections([traffic.place / name], 1000, 1000)
-        read = [text.ids[: at + 1] for text in found.texts for at in text.places]
-        expected = {place[column]: place[0] for place in traffic.rejected}
-        assert len(read) == found.num_places == len({place[0] for place in traffic.rejected})
-        for context in expected:
-            assert any(ids[-len(context) :] == context for ids in read), context
-        wholes = set(expected.values())
-        for ids in read:  # a window's text is longer where an earlier one begins before it
-            assert any(whole[-len(ids) :] == ids for whole in wholes), ids
-        assert (found.num_entries, found.num_bare) == (len(traffic.rejected), 0)
-        # put together again: about a text a request and not one a rejection
-        assert len(found.texts) <= 2 * NUM_REQUESTS
-    assert all(len(text.ids) == text.places[-1] + 1 for text in found.texts)
+    assert len(read) == len({place[0] for place in traffic.rejected})
+    for context in expected:
+        assert any(ids[-len(context) :] == context for ids in read), context
+    for ids in read:  # a window's text is longer where an earlier one begins before it
+        assert any(whole[-len(ids) :] == ids for whole in expected.values()), ids
+    learned = [example for example in examples if example.places]
+    assert all(len(example.ids) == example.places[-1] + 1 for example in learned)
+    # put together again: about a text a request and not one a rejection
+    assert len(learned) <= 2 * NUM_REQUESTS
+    # of the chats, rows behind what all begin with; of these texts, every row
+    assert all(example.rows(20)[0] == 0 for example in learned)
 
 
 def divergence(traffic: Traffic, draft: Path) -> float:
@@ -143,7 +150,8 @@ def divergence(traffic: Traffic, draft: Path) -> float:
 
 
 def test_training_brings_the_draft_closer_where_it_failed(traffic: Traffic) -> None:
-    steps, said = 40, []
+    steps = 40
+    said: list[str] = []
     place = traffic.place
     with_log = job(traffic.target, place, "with", steps, place / "whole")
     report = distill(with_log, Watch(progress=lambda what, done, total: said.append(what)))
@@ -156,6 +164,7 @@ def test_training_brings_the_draft_closer_where_it_failed(traffic: Traffic) -> N
     assert better < 0.9 * without
     assert f"{len({p[0] for p in traffic.rejected})} rejected places in" in report["made"]["data"]
     assert any("rejected places in" in what for what in said)
+    assert stat.S_IMODE((place / "with-work").stat().st_mode) == 0o700
 
 
 def test_heads_learn_from_them_too(traffic: Traffic) -> None:

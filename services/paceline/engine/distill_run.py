@@ -117,6 +117,8 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
         check_target(job.target, job.data.length if is_made_up or job.data.texts else 0)
         recipe = _complete_recipe(job)
         _check_places(job)
+        if job.data.rejections:  # its states are as good as their text: nobody else's business
+            job.work.mkdir(mode=0o700, parents=True, exist_ok=True)
         remember(_data_settings(job), job.work, "data.json")
         data = gather(job.target, job.data, job.work, job.device, watch.progress)
         recipe = replace(
