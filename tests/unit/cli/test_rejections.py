@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
+from paceline.cli import distill_view
 from paceline.cli.distill_view import Pace, left_text, training_display
 from paceline.cli.main import app
 from tests.unit.engine.rejection_lines import line, write_lines
@@ -133,9 +135,14 @@ def test_the_pace_of_a_stage() -> None:
     assert (left_text(None), left_text(125.4)) == ("", ", 2:05 left")
 
 
-def test_stages_show_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_show_the_time_that_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distill_view, "LINE_PAUSE_S", 0.0)
     with training_display() as watch:
         watch.progress("making up chats", 0, 4)
+        watch.progress("making up chats", 1, 4)
         watch.progress("making up chats", 4, 4)
     said = capsys.readouterr().err.splitlines()
-    assert said == ["making up chats: 0 of 4", "making up chats: 4 of 4"]
+    assert (said[0], said[2]) == ("making up chats: 0 of 4", "making up chats: 4 of 4")
+    assert re.fullmatch(r"making up chats: 1 of 4, \d+:\d\d left", said[1])
