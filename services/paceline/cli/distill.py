@@ -31,7 +31,7 @@ EXCLUSIVE = (
 )
 MEASURING_ONLY = ("draft", "medusa_heads", "last")
 TRAINING_ONLY = (
-    *("work", "num_chats", "text", "length", "held_out", "layers", "num_layers"),
+    *("work", "num_chats", "text", "rejections", "length", "held_out", "layers", "num_layers"),
     *("student_config", "init", "vocab", "medusa", "published", "asset", "steps", "minutes"),
     *("seed", "rate"),
 )
@@ -44,6 +44,7 @@ def distill(
     chats: options.Chats = None,
     num_chats: options.NumChats = None,
     text: options.Text = None,
+    rejections: options.Rejections = None,
     length: options.Length = 320,
     held_out: options.HeldOut = None,
     layers: options.Layers = None,
@@ -75,6 +76,7 @@ def distill(
       paceline distill smollm2-135m --out my-draft --minutes 60
       paceline distill smollm2-135m --out better --init my-draft --seed 1
       paceline distill smollm2-135m --out my-heads --medusa 3 --work my-draft-work
+      paceline distill smollm2-135m --out my-draft --rejections ~/rejections
       paceline distill smollm2-135m --report-only --draft my-draft --chats my-draft/held_out.jsonl
     """
     given = dict(locals())
@@ -150,6 +152,7 @@ def _job(given: dict[str, Any]) -> DistillJob:
             length=given["length"],
             held_out=given["held_out"] or 0,
             seed=given["seed"],
+            rejections=tuple(given["rejections"] or ()),
         ),
         recipe=Recipe(
             layers=layers,

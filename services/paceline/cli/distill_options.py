@@ -35,6 +35,10 @@ NumChats = Annotated[
 Text = Annotated[
     list[Path] | None, typer.Option(help="A text file, too; may be repeated.", **_DATA)
 ]
+Rejections = Annotated[
+    list[Path] | None,
+    typer.Option(help="A target's rejection log, too, file or folder; may be repeated.", **_DATA),
+]
 Length = Annotated[int, typer.Option(min=32, max=65536, help="Most tokens of a chat.", **_DATA)]
 HeldOut = Annotated[
     int | None, typer.Option(min=1, help="Last chats, to measure on: an eighth, 64.", **_DATA)

@@ -51,7 +51,7 @@ def training_display() -> Iterator[Watch]:
 def _watch(view: _Lines | _Terminal, stopper: _Stopper) -> Watch:
     from paceline.engine.distill_run import Watch  # brings torch
 
-    mean = _Mean()
+    mean, pace = _Mean(), Pace()
 
     def step(report: StepReport) -> None:
         stopper.is_training = True
@@ -59,18 +59,42 @@ def _watch(view: _Lines | _Terminal, stopper: _Stopper) -> Watch:
 
     def progress(what: str, done: int, total: int) -> None:
         stopper.is_training = False
-        view.show(what, done / total if total else 0.0, f"{done} of {total}" if total else "")
+        left = pace.remaining_s(what, done, total, time.monotonic())
+        rest = f"{done} of {total}" if total else ""
+        view.show(what, done / total if total else 0.0, rest + left_text(left))
 
     return Watch(progress, step, lambda: stopper.is_asked)
 
 
 def training_line(report: StepReport, divergence: float) -> str:
     """Step, tokens a second, KL, remaining time."""
-    minutes, seconds = divmod(round(report.remaining_s), 60)
     return (
-        f"step {report.progress.steps}, {report.tokens_per_s:.0f} tokens/s, KL {divergence:.3f}, "
-        f"{minutes}:{seconds:02d} left"
+        f"step {report.progress.steps}, {report.tokens_per_s:.0f} tokens/s, KL {divergence:.3f}"
+        f"{left_text(report.remaining_s)}"
     )
+
+
+def left_text(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, seconds = divmod(round(seconds), 60)
+    return f", {minutes}:{seconds:02d} left"
+
+
+class Pace:
+    """How long a stage will go on, by what it has done since it was first heard of: a resumed one
+    does not begin at nothing. None before anything is known, and at the end."""
+
+    def __init__(self) -> None:
+        self._what, self._first, self._began_s = "", 0, 0.0
+
+    def remaining_s(self, what: str, done: int, total: int, now_s: float) -> float | None:
+        if what != self._what:
+            self._what, self._first, self._began_s = what, done, now_s
+        num = done - self._first
+        if num <= 0 or done >= total:
+            return None
+        return (now_s - self._began_s) * (total - done) / num
 
 
 class _Mean:

@@ -20,6 +20,7 @@ from paceline.cli.distill import distill
 from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.options import Method
+from paceline.cli.rejections import rejections
 from paceline.cli.simulate import simulate
 from paceline.cli.top import top
 from paceline.cli.trace import trace
@@ -148,6 +149,7 @@ app.command(rich_help_panel=OPERATE)(top)
 app.command(rich_help_panel=OPERATE)(explain)
 app.command(rich_help_panel=OPERATE)(trace)
 app.command(rich_help_panel=OPERATE)(dashboards)
+app.command(rich_help_panel=OPERATE)(rejections)
 
 
 @app.command(rich_help_panel=OPERATE)

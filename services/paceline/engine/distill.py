@@ -104,8 +104,9 @@ class DraftObjective:
     def loss(self, batch: Sequence[Example], done: float) -> tuple[torch.Tensor, float, int]:
         device = self.student.head_map.weight.device
         guess = self.student(padded([example.ids for example in batch]).to(device))
-        kept = [row[self._skip : len(e.ids)] for row, e in zip(guess, batch, strict=True)]
-        hidden = torch.cat([example.hidden[self._skip :] for example in batch]).to(device)
+        rows = [example.rows(self._skip) for example in batch]
+        kept = [g[at.to(device)] for g, at in zip(guess, rows, strict=True)]
+        hidden = torch.cat([e.hidden[at] for e, at in zip(batch, rows, strict=True)]).to(device)
         return *self._loss(torch.cat(kept), hidden, done), len(hidden)
 
 

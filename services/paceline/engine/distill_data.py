@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from paceline.engine.chat_files import (
 )
 from paceline.engine.distill import by_size, load_whole, padded, save_whole
 from paceline.engine.plain_texts import make_texts
+from paceline.engine.rejection_texts import kept_rejections
 from paceline.engine.student import FAMILIES, Example
 from paceline.errors import ConfigError
 from paceline.models import Progress, gguf_file, no_progress, sha256_of
@@ -48,7 +49,8 @@ _BFLOAT16_BYTES = 2
 class DataSettings:
     """Where the examples come from. `chats`: a file, else `num_chats` are made up.
 
-    `length`: most tokens of a made-up chat or of a piece of a text file.
+    `length`: most tokens of a made-up chat or of a piece of a text file, and how many last tokens
+    of a rejection's context count. `rejections`: files of targets, or folders of them.
     """
 
     chats: Path | None = None
@@ -57,19 +59,22 @@ class DataSettings:
     length: int = 320
     held_out: int = 0
     seed: int = 0
+    rejections: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     """Chats to train on (pieces of text among them) and chats that are only measured on.
 
-    `prefix`: how many ids all chats begin with. `description`: for the model card.
+    `prefix`: how many ids all chats begin with. `description`: for the model card. `places`: where
+    drafts failed, for the last chats to train on, which are texts of a rejection log.
     """
 
     train: list[Chat]
     held_out: list[Chat]
     prefix: int
     description: str
+    places: tuple[tuple[int, ...], ...] = ()
 
 
 def load_target(folder: Path, dtype: torch.dtype | str, device: str = "cpu") -> Any:
@@ -206,7 +211,26 @@ def gather(
     num_tokens = sum(len(chat.ids) for chat in (*chats, *texts))
     said[-1] += f", {num_tokens:,} tokens; the last {held_out} are held out"
     prefix = common_prefix(chats) if chats else 0
-    return Data([*others, *measured[:-held_out]], measured[-held_out:], prefix, ", ".join(said))
+    data = Data([*others, *measured[:-held_out]], measured[-held_out:], prefix, ", ".join(said))
+    return _with_rejections(data, settings, work, config, progress) if settings.rejections else data
+
+
+def _with_rejections(
+    data: Data, settings: DataSettings, work: Path, config: Any, progress: Progress
+) -> Data:
+    """They are never measured on: a report is of the same kind of chats with and without them."""
+    found = kept_rejections(
+        settings.rejections, settings.length, config.max_position_embeddings, work
+    )
+    progress(found.sentence(), 0, 0)
+    texts = [Chat(text.ids, 1) for text in found.texts]
+    check_chats(texts, "the rejections", config.vocab_size, config.max_position_embeddings)
+    return replace(
+        data,
+        train=[*data.train, *texts],
+        places=tuple(text.places for text in found.texts),
+        description=f"{data.description}; besides {found.sentence()}",
+    )
 
 
 def _made_up(
@@ -231,6 +255,7 @@ def _made_up(
                 target = load_target(folder, torch.bfloat16, device)
             seed = settings.seed * _SEEDS_A_RUN + shard
             wanted, made = min(size, num - start), []
+            progress("making up chats", start, num)
             batch = min(_MADE_AT_ONCE, max(1, wanted // len(self_chats.ANSWER_TEMPERATURES)))
             for chat in _generate(target, tokenizer, wanted, batch, settings.length, seed):
                 made.append(chat)
@@ -271,6 +296,7 @@ def prepare(
             target = load_target(target_folder, torch.bfloat16, device)
             num_tokens = sum(len(chat.ids) for chat in chats[start:])
             _check_room(work, num_tokens * target.config.hidden_size * _BFLOAT16_BYTES)
+            progress("reading the target's hidden states", start, len(chats))
         part = chats[start : start + _CHATS_A_SHARD]
         hidden = dict(hidden_states(target.model, part))
         save_whole({str(start + index): states for index, states in hidden.items()}, path)
@@ -297,13 +323,18 @@ def _check_room(work: Path, needed: int) -> None:
         )
 
 
-def load_examples(chats: Sequence[Chat], work: Path, skip: int) -> list[Example]:
-    """Those with more than `skip` tokens, in the chats' order, whatever the files' order."""
+def load_examples(data: Data, work: Path, skip: int, num_heads: int = 0) -> list[Example]:
+    """Those with a row to learn from, in the chats' order, whatever the files' order."""
+    chats = data.train
     hidden: dict[int, torch.Tensor] = {}
     for shard in sorted(work.glob("teacher-*.safetensors")):
         hidden |= {int(index): states for index, states in load_whole(shard).items()}
     missing = [index for index in range(len(chats)) if index not in hidden]
     if missing:
         raise ConfigError(f"{work} lacks {len(missing)} of {len(chats)} chats: delete the folder")
-    pairs = [(torch.tensor(chat.ids), hidden[index]) for index, chat in enumerate(chats)]
-    return [Example(ids, states) for ids, states in pairs if len(ids) > skip]
+    places = [()] * (len(chats) - len(data.places)) + [*data.places]
+    examples = [
+        Example(torch.tensor(chat.ids), hidden[index], places[index])
+        for index, chat in enumerate(chats)
+    ]
+    return [example for example in examples if len(example.rows(skip, num_heads))]

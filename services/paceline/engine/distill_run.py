@@ -123,6 +123,8 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
         check_target(job.target, job.data.length if is_made_up or job.data.texts else 0)
         recipe = _complete_recipe(job)
         _check_places(job)
+        if job.data.rejections:  # its states are as good as their text: nobody else's business
+            job.work.mkdir(mode=0o700, parents=True, exist_ok=True)
         remember(_data_settings(job), job.work, "data.json")
         data = gather(job.target, job.data, job.work, job.device, watch.progress)
         recipe = replace(
@@ -179,13 +181,16 @@ def _check_places(job: DistillJob) -> None:
 
 
 def _data_settings(job: DistillJob) -> dict[str, Any]:
-    """Files are looked at before they are read for their hashes."""
+    """Files are looked at before they are read for their hashes; logs of rejections grow on."""
     files = [(job.data.chats, MAX_CHATS_BYTES)] if job.data.chats else []
     files += [(path, MAX_TEXT_BYTES) for path in job.data.texts]
     for path, limit in files:
         check_file(path, limit)
     hashes = [sha256_of(path) for path, _ in files]
-    return {**asdict(job.data), "target": fingerprint(job.target), "files": hashes}
+    settings = asdict(job.data)
+    if not job.data.rejections:
+        del settings["rejections"]  # as folders have it that were begun before there were any
+    return {**settings, "target": fingerprint(job.target), "files": hashes}
 
 
 # ------------------------------------------------------------------------------------- training
@@ -196,7 +201,7 @@ def _train(
 ) -> torch.Tensor | None:
     """The draft's vocabulary; None when it was stopped."""
     torch.manual_seed(recipe.seed)
-    examples = load_examples(data.train, job.work, recipe.skip + job.num_heads)
+    examples = load_examples(data, job.work, recipe.skip, job.num_heads)
     if not examples:
         raise ConfigError(f"no chat is longer than what all begin with ({recipe.skip} tokens)")
     target = load_target(job.target, torch.float32, job.device)

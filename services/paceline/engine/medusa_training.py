@@ -72,8 +72,11 @@ class HeadsObjective(torch.nn.Module):
         device = self.heads[0].map.weight.device
         total, divergences, num_rows = torch.zeros((), device=device), [], 0
         for number, head in enumerate(self.heads):
-            rows = [_shifted(example.hidden[self._skip :], number + 1) for example in batch]
-            now, later = (torch.cat(part).to(device) for part in zip(*rows, strict=True))
+            rows = [example.rows(self._skip, number + 1) for example in batch]
+            pairs = [
+                (e.hidden[at - number - 1], e.hidden[at]) for e, at in zip(batch, rows, strict=True)
+            ]
+            now, later = (torch.cat(part).to(device) for part in zip(*pairs, strict=True))
             if not len(now):
                 continue
             loss, divergence = self._loss(head(now.float()), later, done)

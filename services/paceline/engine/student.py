@@ -24,6 +24,7 @@ from paceline.engine.fused_loss import blended_divergence
 from paceline.errors import ConfigError
 
 FIT_CHATS = 100
+REJECTION_WEIGHT = 4
 # Families whose layers, names and scales are all that a draft of theirs needs. (Others scale
 # embeddings or logits, or have experts, or layers of several kinds.)
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -62,10 +63,22 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A chat with the target's last hidden states (after the final norm), bfloat16."""
+    """A chat with the target's last hidden states (after the final norm), bfloat16.
+
+    `places`: rows where a draft failed in production; such a row counts REJECTION_WEIGHT times.
+    """
 
     ids: torch.Tensor
     hidden: torch.Tensor
+    places: tuple[int, ...] = ()
+
+    def rows(self, skip: int, shift: int = 0) -> torch.Tensor:
+        """The rows that losses are over, behind the first `skip` (texts of rejections begin
+        anywhere, so nothing of them is known already) and `shift`."""
+        first = shift if self.places else skip + shift
+        kept = torch.arange(min(first, len(self.ids)), len(self.ids))
+        again = torch.tensor([place for place in self.places if place >= first], dtype=torch.long)
+        return torch.cat([kept, again.repeat(REJECTION_WEIGHT - 1)])
 
 
 def spread_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:

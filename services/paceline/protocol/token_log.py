@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
+_INVERSE = pow(_MULTIPLIER, -1, 1 << 64)
 EMPTY_HASH = 0x243F6A8885A308D3
 
 
@@ -19,6 +20,12 @@ def extend_hash(prefix_hash: int, token_id: int) -> int:
     """The u64 hash of `prefix + [token_id]`. Not cryptographic: a collision costs speed only."""
     mixed = ((prefix_hash ^ (token_id + 1)) * _MULTIPLIER) & _MASK
     return mixed ^ (mixed >> 29)
+
+
+def retract_hash(whole_hash: int, token_id: int) -> int:
+    """The hash of a list without its last token: `extend_hash` the other way round."""
+    mixed = whole_hash ^ (whole_hash >> 29) ^ (whole_hash >> 58)
+    return ((mixed * _INVERSE) & _MASK) ^ (token_id + 1)
 
 
 class TokenLog:

@@ -20,6 +20,14 @@ CLI_CONSTANTS: dict[str, str] = {
         ("engine.chat_files:MAX_CHATS_BYTES", "engine.chat_files:MAX_TEXT_BYTES"),
         "unit/engine/test_chat_files.py::test_files_that_cannot_be_read",
     ),
+    **dict.fromkeys(
+        (
+            *("engine.rejection_files:MAX_FILES", "engine.rejection_files:MAX_TOTAL_BYTES"),
+            *("engine.rejection_files:MAX_LINE_BYTES", "engine.rejection_files:MAX_TOP"),
+            *("engine.rejection_files:MAX_CONTEXT_TOKENS", "engine.rejection_files:MAX_NAME_CHARS"),
+        ),
+        "unit/engine/test_rejection_files.py::test_limits",
+    ),
     "engine.self_chats:MAX_ENDED_AT_ONCE": (
         "unit/engine/test_self_chats.py"
         "::test_a_target_that_ends_every_turn_at_once_does_not_run_forever"

@@ -142,7 +142,7 @@ def test_commands_are_in_panels() -> None:
     visible = {name for name, command in commands.items() if not command.hidden}
     assert visible == {
         "serve", "models", "chat", "demo", "bench", "simulate", "doctor", "top", "explain",
-        "dashboards", "trace", "distill",
+        "dashboards", "trace", "distill", "rejections",
         "key", "certs", "version",
     }  # fmt: skip
     assert {"config-table", "api-table"} <= set(commands)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.protocol.token_log import EMPTY_HASH, TokenLog, extend_hash
+from paceline.protocol.token_log import EMPTY_HASH, TokenLog, extend_hash, retract_hash
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)
 
@@ -41,6 +41,11 @@ def test_token_zero_and_order_and_length_all_count():
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1))
 def test_hash_stays_in_u64(prefix_hash, token_id):
     assert 0 <= extend_hash(prefix_hash, token_id) < 2**64
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1))
+def test_the_last_token_can_be_taken_back(prefix_hash, token_id):
+    assert retract_hash(extend_hash(prefix_hash, token_id), token_id) == prefix_hash
 
 
 def test_empty():
