@@ -16,7 +16,7 @@ class SpeculationConfig(Section):
     method: SpeculationMethod = Field(
         "model",
         description="where proposals come from unless a request says so; auto: the best of model, "
-        "suffix and medusa; off: nowhere",
+        "suffix, ngram and medusa; off: nowhere",
     )
     mode: Literal["coupled", "rejection", "block"] = Field(
         "coupled", description="verification at temperature > 0 (at 0 it is always greedy)"

@@ -108,7 +108,7 @@ def sources_of(
         case "hybrid":
             return ("model", speculation.hybrid_lookup)
         case "auto":
-            return ("model", "suffix", *heads)
+            return ("model", "suffix", "ngram", *heads)
         case "off":
             return ()
 
