@@ -21,10 +21,12 @@ from paceline.proposers.ngram import NgramProposer
 from paceline.proposers.recent_outputs import RecentOutputs
 from paceline.proposers.suffix import SuffixProposer
 from paceline.proposers.tree import cut
+from paceline.protocol.lone_wait import LocalOffer
 from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy, SequenceLookahead, Window
 from paceline.protocol.lookup_rests import LookupRests
 from paceline.sampling.acceptance import Acceptance
 from paceline.target.head_drafts import HeadDrafts
+from paceline.target.lone_hold import local_offer
 from paceline.target.lookahead import compared, num_outrun, num_unused, was_foreseen
 from paceline.target.passes import PassEntry
 from paceline.target.sequence import Sequence
@@ -216,13 +218,15 @@ class LocalDrafts:
             return sequence.session.begin_verify(0)
         return sequence.session.begin_verify(limit, cut(source.proposal, limit))
 
-    def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a pass that begins now has local proposals that are worth their rows."""
+    def offer(self, sequence: Sequence) -> LocalOffer | None:
+        """What a pass that begins now could verify of local proposals; None: of none."""
         found = sequence.sources
         if found is None or sequence.is_suspect or not sequence.is_decoding:
-            return False
+            return None
         self._offer(sequence, found)
-        return any(each.is_local and each.have and each.lookahead.cap for each in found.sources)
+        if not found.is_auto and sequence.session.window_len:
+            return None  # hybrid takes the window
+        return local_offer(found.sources)
 
     def _gain(self, source: Source) -> tuple[float, float]:
         return self._policy.gain(source.lookahead, source.have, source.survivals)
