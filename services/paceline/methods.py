@@ -18,3 +18,4 @@ METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
 ProposalSource = Literal["", "model", "ngram", "suffix", "medusa"]
 SOURCES: tuple[ProposalSource, ...] = get_args(ProposalSource)
 LOCAL_SOURCES: tuple[ProposalSource, ...] = ("ngram", "suffix", "medusa")
+LOOKUPS: tuple[ProposalSource, ...] = ("ngram", "suffix")  # of these, those that read the text

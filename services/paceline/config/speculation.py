@@ -71,6 +71,13 @@ class SpeculationConfig(Section):
     suffix_decoding_min_token_prob: float = Field(
         0.1, ge=0.0, le=1.0, description="suffix: proposals rarer than this are not made"
     )
+    max_lookup_memory_mib: int = Field(
+        1024,
+        ge=1,
+        le=1_048_576,
+        description="ngram, suffix: most memory of a target for all lookups; then recent outputs "
+        "are forgotten, and after them the largest sequences go without",
+    )
     hybrid_lookup: Literal["ngram", "suffix"] = Field(
         "suffix", description="hybrid: what fills in where the draft's window is empty"
     )
