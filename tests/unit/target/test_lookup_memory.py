@@ -26,8 +26,10 @@ def make(make_rig, method="suffix", **speculation):
 
 
 def memory(rig):
+    """Never over the limit, and held for those alone who have it."""
     found = rig.scheduler.local.memory
     assert found.num_bytes <= found.max_bytes
+    assert all(name in names(rig, session_id) for session_id, name in found._held)
     return found
 
 
@@ -63,12 +65,16 @@ def test_then_the_sequence_that_takes_most_goes_without(make_rig):
     rig = make(make_rig)
     counting(rig)
     long, short = rig.add(prompt(FULL - 500), 600), rig.add(prompt(600, 7), 600)
+    lookup = rig.scheduler._sequences[long].sources.sources[0]
     for _ in range(20):
         drafting(rig)
         memory(rig)
     assert (names(rig, long), names(rig, short)) == ((), ("suffix",))
+    assert lookup.proposer is None
     assert memory(rig).drops == LookupDrops(num_suffix=1, num_full=1)
     assert drafting(rig) == {short}
+    rig.scheduler.set_speculation(rig.scheduler.speculation)
+    assert names(rig, long) == (), "it would begin anew, and be dropped again"
     rig.run()
     assert [len(rig.out[each]) for each in (long, short)] == [600, 600]
     assert memory(rig)._held_bytes == 0
@@ -183,6 +189,48 @@ def test_no_text_is_changed_by_it(make_rig, seed):
     assert drops.num_ngram > 2
     assert drops.num_suffix > 0
     rig.check_clean()
+
+
+class TestLearning:
+    """Of outputs, beside sequences that have all but some tokens of the memory."""
+
+    def memory(self, num_free, *outputs):
+        config = SpeculationConfig(max_lookup_memory_mib=1)
+        found = LookupMemory(config)
+        found._held_bytes = found.max_bytes - num_free * MAX_TOKEN_BYTES
+        for output in outputs:
+            found.recent.put_off(output)
+        return found
+
+    def test_no_more_than_there_is_room_for(self):
+        found = self.memory(10, range(100))
+        assert found.learn(50) == 10
+        assert found.recent.num_pending == 90
+
+    def test_older_outputs_make_room_for_newer_ones(self):
+        found = self.memory(110, range(100))
+        assert found.learn(200) == 100
+        found.recent.put_off(range(200, 250))
+        assert found.learn(200) == 50
+        assert found.recent.num_tokens == 51
+        assert found.drops == LookupDrops(num_recent=1, num_full=1)
+
+    def test_their_ends_count(self):
+        found = self.memory(10, *((number,) for number in range(10)))
+        assert found.learn(10) == 10
+        assert found.num_bytes <= found.max_bytes
+
+
+def test_a_text_that_is_dropped_while_it_is_learnt_is_told_no_more(make_rig):
+    """Of three long prompts that are learnt in turn, one goes, and keeps nothing."""
+    rig = make(make_rig)
+    made = counting(rig)
+    ids = [rig.add(prompt(1200 + number), 60) for number in range(3)]
+    for _ in range(8):
+        drafting(rig)
+        memory(rig)
+    assert sorted(names(rig, each) for each in ids) == [(), ("suffix",), ("suffix",)]
+    assert set(made) == set(ids)
 
 
 def test_nothing_to_learn_is_no_reason_to_forget():
