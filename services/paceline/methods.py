@@ -2,9 +2,9 @@
 
 `model` is a draft replica. `ngram` and `suffix` look the text up in itself (suffix also in recent
 outputs), `medusa` asks heads on the target's own hidden states; these run inside the target.
-`hybrid` lets a lookup fill in where the draft replica's window is empty, `auto` takes of `model`,
-`suffix` and `medusa` the one that is measured to gain most (never `ngram`: `suffix` finds what it
-would find), `off` none. All are exact: what is proposed decides about speed only.
+`hybrid` lets a lookup fill in where the draft replica's window is empty, `auto` takes the one of
+all that is measured to gain most, `off` none. All are exact: what is proposed decides about speed
+only.
 """
 
 from __future__ import annotations
@@ -18,3 +18,4 @@ METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
 ProposalSource = Literal["", "model", "ngram", "suffix", "medusa"]
 SOURCES: tuple[ProposalSource, ...] = get_args(ProposalSource)
 LOCAL_SOURCES: tuple[ProposalSource, ...] = ("ngram", "suffix", "medusa")
+LOOKUPS: tuple[ProposalSource, ...] = ("ngram", "suffix")  # of these, those that read the text

@@ -27,7 +27,7 @@ SOURCES = {
     "suffix": {"suffix"},
     "medusa": {"medusa"},
     "hybrid": {"model", "suffix"},
-    "auto": {"model", "suffix", "medusa"},
+    "auto": {"model", "suffix", "ngram", "medusa"},
     "off": set(),
 }
 PROMPT = "the cat sat on the mat, the cat sat on the hat, the cat sat on the mat, "

@@ -156,6 +156,20 @@ def test_every_source_has_its_counts(target):
     assert {metrics.get(m, s) for m in families for s in ("model", "ngram", "medusa")} == {0.0}
 
 
+def test_what_lookups_remember_try_and_drop(target):
+    local = target.scheduler.local
+    local._rests.num_trials, local.memory._held_bytes = 4, 900
+    drops = local.memory.drops
+    drops.num_unlearnt, drops.num_recent, drops.num_ngram, drops.num_suffix = 1, 2, 3, 5
+    drops.num_full = 7
+    metrics = target.beat().metrics
+    assert metrics.get(catalog.LOOKUP_TRIALS) == 4
+    assert metrics.get(catalog.LOOKUP_MEMORY) == 900
+    dropped = [metrics.get(catalog.LOOKUP_DROPPED, what) for what in catalog.LOOKUP_DROPS]
+    assert dropped == [1, 2, 3, 5]
+    assert metrics.get(catalog.TARGET_LIMITS, "speculation.max_lookup_memory_mib") == 7
+
+
 def test_what_is_so_now(target):
     plain = target.reporter.report(1, next(target.times), {"a": 1500, "b": 2500})
     report = TargetReport.read(plain)

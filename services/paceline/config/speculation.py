@@ -16,7 +16,7 @@ class SpeculationConfig(Section):
     method: SpeculationMethod = Field(
         "model",
         description="where proposals come from unless a request says so; auto: the best of model, "
-        "suffix and medusa; off: nowhere",
+        "suffix, ngram and medusa; off: nowhere",
     )
     mode: Literal["coupled", "rejection", "block"] = Field(
         "coupled", description="verification at temperature > 0 (at 0 it is always greedy)"
@@ -70,6 +70,13 @@ class SpeculationConfig(Section):
     )
     suffix_decoding_min_token_prob: float = Field(
         0.1, ge=0.0, le=1.0, description="suffix: proposals rarer than this are not made"
+    )
+    max_lookup_memory_mib: int = Field(
+        1024,
+        ge=1,
+        le=1_048_576,
+        description="ngram, suffix: most memory of a target for all lookups; then recent outputs "
+        "are forgotten, and after them the largest sequences go without",
     )
     hybrid_lookup: Literal["ngram", "suffix"] = Field(
         "suffix", description="hybrid: what fills in where the draft's window is empty"

@@ -13,7 +13,7 @@ COLUMNS = 24
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 GREEN, YELLOW, RED = "green", "#EAB839", "red"
 # Grafana's names of units.
-SECONDS, RATIO, SHORT, BOOL = "s", "percentunit", "short", "bool_on_off"
+SECONDS, RATIO, SHORT, BOOL, BYTES = "s", "percentunit", "short", "bool_on_off", "bytes"
 REQUESTS_S, OPS_S, TOKENS_S = "reqps", "ops", "suffix: tok/s"
 
 

@@ -177,6 +177,22 @@ SOURCES = Row(
             ),
             p.SHORT, width=6,
         ),
+        Panel(
+            "Memory of lookups",
+            "What texts and recent outputs take, at most; the limit is max_lookup_memory_mib.",
+            (Line(Q.gauge(target.LOOKUP_MEMORY, "replica", "max"), _REPLICA),),
+            p.BYTES,
+        ),
+        Panel(
+            "Lookups tried and dropped",
+            "Trials of lookups that rest, per second; and what was dropped: outputs that were "
+            "never learnt, or, for want of memory, recent outputs and the lookups of sequences.",
+            (
+                Line(Q.per_s(target.LOOKUP_TRIALS), "tried"),
+                Line(f"{Q.per_s(target.LOOKUP_DROPPED, 'what')} > 0", "dropped: {{what}}"),
+            ),
+            p.OPS_S,
+        ),
     ),
 )  # fmt: skip
 

@@ -35,12 +35,16 @@ DISPOSITIONS = (
 LIMITS = (
     "target.max_queued_seqs", "target.max_queue_s", "target.kv_blocks", "rpc.open_timeout_s",
     "rpc.stall_timeout_s", "rpc.max_reopens", "rpc.max_remote_errors", "rpc.breaker_failures",
-    "draft.max_sessions", "message_allowance",
+    "draft.max_sessions", "message_allowance", "speculation.max_lookup_memory_mib",
 )  # fmt: skip
+# What is dropped of what lookups remember: outputs that were never learnt, as too many waited; and
+# for the limit, trees of recent outputs and the lookups of sequences.
+LOOKUP_DROPS = ("unlearnt_output", "recent_outputs", "ngram", "suffix")
 
 _DESK = "target: scheduler.drafts.counts"
 _POOL = "target: scheduler.drafts.pool"
 _POLICY = "target: scheduler.policy"
+_LOCAL = "target: scheduler.local"
 
 
 _TARGET = Declare(Role.TARGET, "target: scheduler.stats")
@@ -94,6 +98,27 @@ FAILURES_PER_SOURCE = _of_source(
     "spec_decode_num_failures",
     "Proposers that raised, each of which its sequence goes on without.",
     "proposers",
+)
+LOOKUP_TRIALS = _counter(
+    "lookup_trials",
+    "Trials of lookups that rest, as what they find has not been worth a row.",
+    "trials",
+    _LOCAL,
+)
+LOOKUP_MEMORY = _gauge(
+    "lookup_memory_bytes",
+    "Memory of lookups in use, at most: texts of sequences, and recent outputs.",
+    "bytes",
+    _LOCAL,
+)
+LOOKUP_DROPPED = _counter(
+    "lookup_drops",
+    "What lookups had to drop: outputs not learnt as too many waited (unlearnt_output); for want "
+    "of memory, trees of recent outputs, and the lookups of sequences, by source.",
+    "drops",
+    _LOCAL,
+    labels=("what",),
+    values=LOOKUP_DROPS,
 )
 ROUNDS = _counter("rounds", "Passes of a sequence that committed tokens.", "rounds")
 PLAIN_ROUNDS = _counter(
@@ -251,7 +276,8 @@ BREAKER_STATE = _gauge(
 TARGET_METRICS: tuple[Metric, ...] = (
     NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, ACCEPTED_PER_POS, DRAFTS_PER_SOURCE,
     DRAFT_TOKENS_PER_SOURCE, ACCEPTED_PER_SOURCE, CHOSEN_PER_SOURCE, EXPLORED_PER_SOURCE,
-    FAILURES_PER_SOURCE, ROUNDS, PLAIN_ROUNDS, REJECTED_ROUNDS, MAX_K, K_CHOSEN, WASTED_TOKENS,
+    FAILURES_PER_SOURCE, LOOKUP_TRIALS, LOOKUP_MEMORY, LOOKUP_DROPPED,
+    ROUNDS, PLAIN_ROUNDS, REJECTED_ROUNDS, MAX_K, K_CHOSEN, WASTED_TOKENS,
     WANTED_TOKENS, MISSING_TOKENS, LONE_HOLDS, PREDICTED_TOKENS, PREDICTED_SECONDS,
     MEASURED_TOKENS, MEASURED_SECONDS, GAIN,
     SPECULATION_STATE, PASSES, FAILED_PASSES, BUSY_SECONDS, PASS_SECONDS, PASS_ROWS,

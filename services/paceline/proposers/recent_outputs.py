@@ -79,6 +79,20 @@ class RecentOutputs:
                 self._end_first()
         return max_tokens - left
 
+    def forget_oldest(self) -> bool:
+        """A half of what the namespace that was told longest ago has; False: there is nothing."""
+        if not self._trees:
+            return False
+        namespace, trees = next(iter(self._trees.items()))
+        oldest = trees.pop(0)
+        if not trees:
+            del self._trees[namespace]
+        if oldest is self._open:
+            self.num_pending -= len(self._pending[0][1]) - self._num_learnt
+            self.num_given_up += 1
+            self._end_first()
+        return True
+
     def _end_first(self) -> None:
         """The first that is pending is done with."""
         self._pending.popleft()

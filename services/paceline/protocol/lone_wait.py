@@ -3,9 +3,9 @@
 The wait maximizes tokens per second in steady state. A pass that starts early is not lost: the
 draft goes on meanwhile, and when its next token is the one that the pass commits, the next pass
 finds a window. What counts is therefore the time of a whole chain, from one correction to the
-next; what has arrived needs no wait and is always a candidate, so a wait not predicted to pay
-never happens. It does not know sequences' tokens, threads or clocks; times are arguments in
-microseconds.
+next; what has arrived needs no wait and is always a candidate, and so is what the target itself
+has to offer: a wait not predicted to gain more never happens. It does not know sequences' tokens,
+threads or clocks; times are arguments in microseconds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ _PROBE_EVERY = 16
 _MIN_GAIN = 0.02
 _MAX_ACCEPTANCE = 0.98  # at 1 a chain would never end
 _STALE_PASS = 0.5  # of a draft pass: what is left of the one that a correction interrupts
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOffer:
+    """What a pass could verify at once instead of the window: `count` proposals made inside the
+    target, of which `expected` will be accepted."""
+
+    count: int
+    expected: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,23 @@ class Chain:
         While it goes on the next pass finds `second` proposals, and those behind it `full`, with
         no wait; else the chain ends.
         """
-        tokens, us, follows = self._pass(count)
+        return self._rate(*self._pass(count), second, full, wait_us)
+
+    def offered_rate(self, offer: LocalOffer, num_come: int, full: int) -> float:
+        """The same of one that starts at once with an offer, while the draft goes on: `num_come` of
+        its proposals will be here at the pass's end, of use if they say what the pass commits."""
+        tokens, us = 1.0 + offer.expected, self.pass_us + self.row_us * offer.count
+        done = int(tokens)
+        follows = 0.0
+        if tokens <= num_come and done + 1 < len(self.survivals):
+            more, most = self.survivals[done : done + 2]
+            follows = min(more + (tokens - done) * (most - more), _MAX_ACCEPTANCE)
+        second = min(full, max(0, int(num_come - tokens)))
+        return self._rate(tokens, us, follows, second, full, 0.0)
+
+    def _rate(
+        self, tokens: float, us: float, follows: float, second: int, full: int, wait_us: float
+    ) -> float:
         next_tokens, next_us, next_follows = self._pass(second)
         full_tokens, full_us, full_follows = self._pass(full)
         rest = next_follows / (1.0 - full_follows)
@@ -137,13 +162,15 @@ class WindowOutlook:
 
     `have` proposals are here, `want` is the most this pass could verify, `since_us` when the
     next proposal became computable at the draft as seen from here (last verdict or last arrival)
-    and `is_flushed` whether a round trip is due before the draft can go on.
+    and `is_flushed` whether a round trip is due before the draft can go on. `offer`: what a pass
+    that starts now would verify of the target's own.
     """
 
     have: int
     want: int
     since_us: int
     is_flushed: bool
+    offer: LocalOffer | None = None
 
 
 class LonePolicy:
@@ -206,6 +233,10 @@ class LonePolicy:
         ready_us = outlook.since_us + self._resume_us(token_us) * outlook.is_flushed
         best_wait, best_count = 0.0, outlook.have
         best = 0.0
+        if outlook.offer is not None:
+            late_us = max(0.0, ready_us + token_us - now_us)
+            num_come = outlook.have + max(0, int((pass_us - late_us) / token_us + 1.0))
+            best = chain.offered_rate(outlook.offer, num_come, full)
         for count in range(outlook.have, outlook.want + 1):
             wait_us = max(0.0, ready_us - now_us) if count > outlook.have else 0.0
             ready_us += token_us

@@ -15,17 +15,19 @@ from contextlib import contextmanager
 
 from paceline.config import SpeculationConfig
 from paceline.engine.base import EngineInfo, StepResult
-from paceline.methods import LOCAL_SOURCES, ProposalSource
+from paceline.methods import LOCAL_SOURCES, LOOKUPS, ProposalSource
 from paceline.proposers.base import NOTHING, LocalProposal, Proposer
 from paceline.proposers.ngram import NgramProposer
-from paceline.proposers.recent_outputs import RecentOutputs
 from paceline.proposers.suffix import SuffixProposer
 from paceline.proposers.tree import cut
+from paceline.protocol.lone_wait import LocalOffer
 from paceline.protocol.lookahead import AcceptanceClass, LookaheadPolicy, SequenceLookahead, Window
 from paceline.protocol.lookup_rests import LookupRests
 from paceline.sampling.acceptance import Acceptance
 from paceline.target.head_drafts import HeadDrafts
+from paceline.target.lone_hold import local_offer
 from paceline.target.lookahead import compared, num_outrun, num_unused, was_foreseen
+from paceline.target.lookup_memory import LookupMemory
 from paceline.target.passes import PassEntry
 from paceline.target.sequence import Sequence
 from paceline.target.sources import Source, SourceSet, choose, first_with_any, match, sources_of
@@ -57,7 +59,7 @@ class LocalDrafts:
         self._policy = policy
         self._stats = stats
         self._heads = HeadDrafts(info.num_heads, speculation, policy)
-        self._recent = _recent_outputs(speculation)
+        self.memory = LookupMemory(speculation)
         self._failed: set[ProposalSource] = set()  # a failure of these is in the log
         self._rests = LookupRests(policy)
         self._turn = 0  # among the backlogs
@@ -70,15 +72,18 @@ class LocalDrafts:
     def policy(self, policy: LookaheadPolicy) -> None:
         self._policy = self._heads.policy = self._rests.policy = policy
 
+    @property
+    def num_trials(self) -> int:
+        """Of lookups that rest, since start."""
+        return self._rests.num_trials
+
     def set_speculation(
         self, speculation: SpeculationConfig, sequences: Iterable[Sequence]
     ) -> None:
         """The configuration has changed. Sequences in progress get and lose sources by it; the
         proposers that they have go on as they were made."""
-        old = self._speculation
         self._speculation = self._heads.speculation = speculation
-        if _recent_limits(old) != _recent_limits(speculation):
-            self._recent = _recent_outputs(speculation)
+        self.memory.set_speculation(speculation)
         for sequence in sequences:
             self.open(sequence)
 
@@ -89,6 +94,7 @@ class LocalDrafts:
         asked, found = sequence.request.speculation, sequence.sources
         names = sources_of(asked.method, self._speculation, self._info.num_heads)
         names = tuple(name for name in names if name not in sequence.barred_sources)
+        self._release(sequence, keep=names)
         sequence.lookahead.asked = asked.max_tokens if "model" in names else 0
         if not set(names) - {"model"}:
             if found is None or not sequence.in_pass:
@@ -107,11 +113,16 @@ class LocalDrafts:
     def close(self, sequence: Sequence) -> None:
         """It has ended; if its output is whole and it looked texts up in others', later texts may
         go on like it."""
-        session, request, found = sequence.session, sequence.request, sequence.sources
-        if session.is_finished and found is not None and found.get("suffix") is not None:
-            output = session.log.slice(session.prompt_len, session.committed_len)
-            self._recent.put_off(output, str(request.cache_salt), request.adapter)
+        found = sequence.sources
+        if sequence.session.is_finished and found is not None and found.get("suffix") is not None:
+            self.memory.put_off(sequence)
+        self._release(sequence, keep=())
         sequence.sources = None
+
+    def _release(self, sequence: Sequence, keep: tuple[ProposalSource, ...]) -> None:
+        for name in LOOKUPS:
+            if name not in keep:
+                self.memory.release(sequence.session.session_id, name)
 
     def bar(self, sequence: Sequence, entry: PassEntry, is_alone: bool) -> bool:
         """A pass failed: heads that it asked, or a local source whose proposals it verified for
@@ -161,12 +172,14 @@ class LocalDrafts:
         what is over goes to the outputs."""
         left = MAX_TOLD_TOKENS
         if wants_outputs:
-            left -= self._recent.learn(min(left, TURN_TOKENS))
+            left -= self.memory.learn(min(left, TURN_TOKENS))
         first = self._turn % len(owing) if owing else 0
         turns = deque((*owing[first:], *owing[:first]))
         while left > 0 and turns:
             sequence, found, source = turns.popleft()
             self._turn += 1
+            if source.name in sequence.barred_sources:
+                continue  # dropped for want of memory, since these turns began
             with self._failing(sequence, found, source):
                 before = source.told_len
                 self._tell(sequence, source, min(left, TURN_TOKENS))
@@ -174,7 +187,7 @@ class LocalDrafts:
                 if source.told_len < sequence.session.committed_len:
                     turns.append((sequence, found, source))
         if wants_outputs:
-            self._recent.learn(left)
+            self.memory.learn(left)
 
     def prefill(self, sequence: Sequence) -> None:
         """Its next pass verifies nothing."""
@@ -216,13 +229,15 @@ class LocalDrafts:
             return sequence.session.begin_verify(0)
         return sequence.session.begin_verify(limit, cut(source.proposal, limit))
 
-    def is_ready(self, sequence: Sequence) -> bool:
-        """Whether a pass that begins now has local proposals that are worth their rows."""
+    def offer(self, sequence: Sequence) -> LocalOffer | None:
+        """What a pass that begins now could verify of local proposals; None: of none."""
         found = sequence.sources
         if found is None or sequence.is_suspect or not sequence.is_decoding:
-            return False
+            return None
         self._offer(sequence, found)
-        return any(each.is_local and each.have and each.lookahead.cap for each in found.sources)
+        if not found.is_auto and sequence.session.window_len:
+            return None  # hybrid takes the window
+        return local_offer(found.sources)
 
     def _gain(self, source: Source) -> tuple[float, float]:
         return self._policy.gain(source.lookahead, source.have, source.survivals)
@@ -264,6 +279,7 @@ class LocalDrafts:
                 logger.exception("a %s proposer failed; from now on this is counted", source.name)
             self._failed.add(source.name)
             self._stats.by_source[source.name].num_failures += 1
+            self.memory.release(sequence.session.session_id, source.name)
             sequence.barred_sources.add(source.name)
             found.sources.remove(source)
 
@@ -286,9 +302,11 @@ class LocalDrafts:
     def _tell(self, sequence: Sequence, source: Source, most: int) -> None:
         """At most so many of the committed tokens that it does not know."""
         session = sequence.session
+        told_len = min(session.committed_len, source.told_len + most)
+        if not self.memory.grow(sequence, source, told_len - source.told_len):
+            return
         if source.proposer is None:
             source.proposer = self._proposer(sequence, source.name)
-        told_len = min(session.committed_len, source.told_len + most)
         source.proposer.extend(session.log.slice(source.told_len, told_len))
         source.told_len = told_len
 
@@ -300,7 +318,7 @@ class LocalDrafts:
             config.suffix_decoding_max_tree_depth,
             config.suffix_decoding_max_spec_factor,
             config.suffix_decoding_min_token_prob,
-            self._recent,
+            self.memory.recent,
             str(request.cache_salt),
             request.adapter,
         )
@@ -372,12 +390,3 @@ def _source(sequence: Sequence, name: ProposalSource) -> Source:
     is_fixed = asked.lookahead == "fixed"
     lookahead = SequenceLookahead(AcceptanceClass.of(name, *traits), asked.max_tokens, is_fixed)
     return Source(name, lookahead)
-
-
-def _recent_limits(speculation: SpeculationConfig) -> tuple[int, int]:
-    depth = speculation.suffix_decoding_max_tree_depth
-    return speculation.suffix_decoding_max_cached_tokens, depth
-
-
-def _recent_outputs(speculation: SpeculationConfig) -> RecentOutputs:
-    return RecentOutputs(*_recent_limits(speculation))

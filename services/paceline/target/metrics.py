@@ -69,6 +69,16 @@ def _put_sources(snapshot: Snapshot, scheduler: Scheduler) -> None:
             (catalog.FAILURES_PER_SOURCE, counts.num_failures),
         ):
             snapshot.put(metric, count, source)
+    local, drops = scheduler.local, scheduler.local.memory.drops
+    snapshot.put(catalog.LOOKUP_TRIALS, local.num_trials)
+    snapshot.put(catalog.LOOKUP_MEMORY, local.memory.num_bytes)
+    dropped = {
+        "unlearnt_output": drops.num_unlearnt,
+        "recent_outputs": drops.num_recent,
+        "ngram": drops.num_ngram,
+        "suffix": drops.num_suffix,
+    }
+    snapshot.put_each(catalog.LOOKUP_DROPPED, dropped)
 
 
 def _put_policy(snapshot: Snapshot, scheduler: Scheduler, explanation: Explanation | None) -> None:
@@ -140,6 +150,7 @@ def _put_limits(snapshot: Snapshot, scheduler: Scheduler) -> None:
         "rpc.breaker_failures": counts["dark"] - counts["outlawed"],
         "draft.max_sessions": counts["busy"],
         "message_allowance": counts["flood"],
+        "speculation.max_lookup_memory_mib": scheduler.local.memory.drops.num_full,
     }
     snapshot.put_each(catalog.TARGET_LIMITS, limits)
 

@@ -202,10 +202,9 @@ class Scheduler:
         if len(self._running) != 1 or self.num_waiting or self._is_short:
             return None
         sequence = self._sequences[self._running[0]]
-        if self.local.is_ready(sequence):
-            return None  # no pass waits for a draft when there is something to verify without it
         was_held = bool(sequence.hold_until_us)
-        until_us = lone_hold(sequence, self.policy.lone, now_us)
+        offer = self.local.offer(sequence)
+        until_us = lone_hold(sequence, self.policy.lone, now_us, offer)
         self.stats.num_holds += until_us is not None and not was_held
         return until_us
 

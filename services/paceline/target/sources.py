@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.config import SpeculationConfig
-from paceline.methods import LOCAL_SOURCES, ProposalSource, SpeculationMethod
+from paceline.methods import LOCAL_SOURCES, LOOKUPS, ProposalSource, SpeculationMethod
 from paceline.proposers.base import NOTHING, LocalProposal, Proposer
 from paceline.protocol.acceptance_model import Survivals
 from paceline.protocol.lookahead import SequenceLookahead
@@ -50,7 +50,7 @@ class Source:
     @property
     def looks_up(self) -> bool:
         """Whether it has a proposer that is told the text."""
-        return self.name in ("ngram", "suffix")
+        return self.name in LOOKUPS
 
     def is_due(self) -> bool:
         """It loses once more; whether it is time to try it."""
@@ -108,7 +108,7 @@ def sources_of(
         case "hybrid":
             return ("model", speculation.hybrid_lookup)
         case "auto":
-            return ("model", "suffix", *heads)
+            return ("model", "suffix", "ngram", *heads)
         case "off":
             return ()
 

@@ -21,6 +21,9 @@ PROPOSER_LIMITS: dict[str, str] = {
     "speculation.suffix_decoding_min_token_prob": (
         f"{_HERE}/test_suffix.py::test_what_is_too_rare_ends_a_proposal"
     ),
+    "speculation.max_lookup_memory_mib": (
+        "unit/target/test_lookup_memory.py::test_recent_outputs_go_first"
+    ),
     "speculation.medusa_max_nodes": f"{_HERE}/test_tree.py::test_no_more_nodes_than_allowed",
 }
 

@@ -137,6 +137,31 @@ def test_namespaces_are_bounded() -> None:
     assert recent.num_tokens == (MAX_NAMESPACES + 1) * (len(OUTPUT) + 1)
 
 
+def test_the_oldest_half_of_who_was_told_longest_ago_is_forgotten() -> None:
+    recent = RecentOutputs(22, 8)
+    recent.add(range(90, 94), "other")
+    for number in range(4):
+        recent.add(range(10 * number, 10 * number + 4), "mine")
+    told = []
+    while recent.forget_oldest():
+        starts = [proposes(recent, 10 * number, salt="mine") for number in (0, 2)]
+        told.append((recent.num_tokens, *starts))
+    assert told == [(20, (1,), (21,)), (10, (), (21,)), (0, (), ())]
+    recent.add(OUTPUT, "mine")
+    assert proposes(recent, 2, salt="mine") == (3,)
+
+
+def test_an_output_that_is_being_learnt_is_forgotten_with_its_tree() -> None:
+    recent = RecentOutputs(100, 8)
+    recent.put_off(range(20))
+    recent.put_off(OUTPUT)
+    recent.learn(8)
+    assert recent.forget_oldest()
+    assert (recent.num_pending, recent.num_given_up) == (len(OUTPUT), 1)
+    recent.learn(100)
+    assert recent.num_tokens == len(OUTPUT) + 1
+
+
 @pytest.mark.parametrize("size", [1, 200])
 @pytest.mark.parametrize("make", HARD)
 def test_no_text_takes_more_memory_than_stated(make: Callable[[], list[int]], size: int) -> None:

@@ -347,6 +347,18 @@ class TestChoosing:
         late = [delta.source for delta in rig.deltas[session_id][10:] if delta.source]
         assert late.count("suffix") >= 0.9 * len(late) > 5
 
+    @pytest.mark.parametrize("better", ["ngram", "suffix"])
+    def test_auto_asks_both_lookups(self, make_rig, better):
+        rig = make_rig(speculation={"lookahead": "adaptive"})
+        text = guess(rig, 200)
+        kinds = {better: Guess(PROMPT + text), "": Guess(PROMPT + text, 0)}
+        rig.scheduler.local._proposer = lambda sequence, name: kinds.get(name, kinds[""])
+        session_id = rig.add(PROMPT, 200, method="auto")
+        rig.run()
+        assert rig.out[session_id] == list(text)
+        late = [delta.source for delta in rig.deltas[session_id][10:] if delta.source]
+        assert late.count(better) >= 0.9 * len(late) > 5
+
     @pytest.mark.parametrize(
         ("mode", "fewest", "most"),
         [(VerificationMode.REJECTION, 2, 6), (VerificationMode.COUPLED, 0, 0)],

@@ -113,7 +113,7 @@ def test_backlogs_have_turns(make_rig):
 class TestOutputs:
     def test_they_are_learnt_before_passes_a_part_at_a_time(self, make_rig):
         rig = make_rig(info=BIG, target=ROOM)
-        recent = rig.scheduler.local._recent
+        recent = rig.scheduler.local.memory.recent
         for number in range(8):
             rig.add((1, 2, 3 + number), 600, method="suffix")
         while rig.scheduler.num_running > 0:
@@ -133,7 +133,7 @@ class TestOutputs:
         rig = make_rig()
         rig.add((1, 2, 3), 10, method="suffix")
         rig.run()
-        recent = rig.scheduler.local._recent
+        recent = rig.scheduler.local.memory.recent
         before = recent.num_pending + recent.num_tokens
         rig.add((1, 2, 3), 20, method=method)
         rig.run()

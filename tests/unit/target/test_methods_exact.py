@@ -53,7 +53,7 @@ def test_text_equals_plain_decoding(make_rig, method, is_greedy, lookahead):
     assert set(seen) - {""} <= {
         "model": {"model"},
         "hybrid": {"model", "suffix"},
-        "auto": {"model", "suffix", "medusa"},
+        "auto": {"model", "suffix", "ngram", "medusa"},
         "off": set(),
     }.get(method, {method})
     rig.check_clean()

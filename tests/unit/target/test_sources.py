@@ -30,8 +30,8 @@ def source(name, have):
     [
         (None, "model", 3, ("model",)),
         (None, "hybrid", 0, ("model", "ngram")),
-        (None, "auto", 0, ("model", "suffix")),
-        (None, "auto", 3, ("model", "suffix", "medusa")),
+        (None, "auto", 0, ("model", "suffix", "ngram")),
+        (None, "auto", 3, ("model", "suffix", "ngram", "medusa")),
         ("ngram", "model", 0, ("ngram",)),
         ("suffix", "auto", 3, ("suffix",)),
         ("medusa", "model", 3, ("medusa",)),
