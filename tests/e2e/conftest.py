@@ -1,4 +1,5 @@
-"""The demo's service, started as the README says; every module here asks the same one."""
+"""The demo's service, started as the README says; every module here asks the same one, and the last
+test of the last module ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Server:
     process: subprocess.Popen[str]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     port = cluster.free_port("127.0.0.1")
     log = tmp_path_factory.mktemp("serve") / "log"
