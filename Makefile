@@ -34,11 +34,12 @@ browser: ## install Chromium for the page's tests, where there is none (Debian, 
 		|| { echo "no Chromium, and apt-get cannot install it: install one by hand" >&2; exit 1; }
 
 # Three: Playwright keeps an event loop running in its thread, and Ray forks its daemons, which is not
-# safe beside the gRPC threads of other tests.
+# safe beside the gRPC threads of other tests. The last two read only the folders that have such
+# tests (test_tidy holds it): to read all of them takes half a minute.
 test: $(STAMP) $(CLIENTS) ## run the tests
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not serve and not browser and not long"
-	@$(BIN)/python -m pytest -m browser
-	@$(BIN)/python -m pytest -m "serve and not long"
+	@$(BIN)/python -m pytest tests/browser -m "browser and not long"
+	@$(BIN)/python -m pytest tests/e2e tests/serve -m "serve and not long"
 
 test-long: $(STAMP) ## what takes longest: tensor parallel and autoscaling on a live service, lookups beside transformers, a law (~6 min)
 	@$(BIN)/python -m pytest -m long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,3 +220,15 @@ def test_each_rule_bites(name: str, source: str, what: str) -> None:
 )
 def test_rules_let_good_code_pass(name: str, source: str) -> None:
     assert problems_in(name, source) == []
+
+
+@pytest.mark.parametrize("marker", ["browser", "serve"])
+def test_make_test_looks_where_tests_are_marked(marker: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    [line] = [line for line in makefile.splitlines() if f'-m "{marker} and not long"' in line]
+    marked = {
+        path.parent.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(rf"pytest\.mark\.{marker}\b", path.read_text(encoding="utf-8"))
+    }
+    assert marked == {word for word in line.split() if word.startswith("tests/")}

@@ -219,10 +219,11 @@ def test_all_targets_stop(service: Service) -> None:
     stream = events_of(service, {**BODY, **fields}, events)
     for _ in range(3):
         next(stream)
-    with stopped(*rounds_by_pid(service)):
+    with stopped(*rounds_by_pid(service)), ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{service.url}/v1/completions", json=BODY, timeout=WAIT_S)
         for _ in stream:
             pass
-        whole = httpx.post(f"{service.url}/v1/completions", json=BODY, timeout=WAIT_S)
+        whole = asked.result()
     assert "[DONE]" not in events
     assert '"code":"target_lost"' in events[-1].replace(" ", "")
     assert (whole.status_code, whole.headers["retry-after"]) == (503, "1")
@@ -264,7 +265,9 @@ def test_rolling_restart_of_targets_under_load(service: Service, tmp_path: Path)
     from ray.serve.context import _get_global_client
 
     seeds = range(4)
-    undisturbed = [whole_texts(service, temperature=0.8, seed=seed) for seed in seeds]
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        texts = pool.map(lambda seed: whole_texts(service, temperature=0.8, seed=seed), seeds)
+        undisturbed = list(texts)
     old = set(rounds_by_pid(service))
     is_over = threading.Event()
 

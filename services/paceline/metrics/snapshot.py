@@ -7,7 +7,6 @@ and the rest is taken. It does not know who counts or who shows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,28 +85,40 @@ def read_snapshot(data: object, role: Role, known: Mapping[str, Metric]) -> Snap
         metric = known.get(name) if isinstance(name, str) else None
         if metric is None or not isinstance(rows, list | tuple):
             continue
-        for row in rows[:MAX_SERIES]:
-            if (read := _read_row(metric, row)) is not None:
-                snapshot._values.setdefault(metric, {})[read[0]] = read[1]
+        if read := _read_rows(metric, rows[:MAX_SERIES]):
+            snapshot._values[metric] = read
     return snapshot
 
 
-def _read_row(metric: Metric, row: object) -> tuple[Labels, Value] | None:
-    if not isinstance(row, list | tuple) or len(row) != 2:
-        return None
-    labels, value = row
-    if not isinstance(labels, list | tuple) or len(labels) != len(metric.labels):
-        return None
-    if not all(isinstance(label, str) and len(label) <= MAX_LABEL_CHARS for label in labels):
-        return None
-    if metric.kind is not Kind.HISTOGRAM:
-        return (tuple(labels), float(value)) if _is_value(value) else None
-    if not isinstance(value, list | tuple) or len(value) != len(metric.buckets) + 2:
-        return None
-    return (tuple(labels), tuple(map(float, value))) if all(map(_is_value, value)) else None
+def _read_rows(metric: Metric, rows: Sequence[object]) -> dict[Labels, Value]:
+    num_labels = len(metric.labels)
+    num_values = len(metric.buckets) + 2 if metric.kind is Kind.HISTOGRAM else None
+    found: dict[Labels, Value] = {}
+    for row in rows:
+        if not isinstance(row, _LISTS) or len(row) != 2:
+            continue
+        labels, value = row
+        if not isinstance(labels, _LISTS) or len(labels) != num_labels:
+            continue
+        if labels and not all(map(_is_label, labels)):
+            continue
+        if num_values is None:
+            if _is_value(value):
+                found[tuple(labels)] = float(value)
+        elif isinstance(value, _LISTS) and len(value) == num_values and all(map(_is_value, value)):
+            found[tuple(labels)] = tuple(map(float, value))
+    return found
+
+
+_LISTS = (list, tuple)
+
+
+def _is_label(label: object) -> bool:
+    return isinstance(label, str) and len(label) <= MAX_LABEL_CHARS
 
 
 def _is_value(value: object) -> bool:
+    """A number from 0 to the limit: neither NaN nor infinity is."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and 0 <= value <= MAX_VALUE
+    return 0 <= value <= MAX_VALUE

@@ -20,10 +20,8 @@ import jsonschema
 import openai
 import pytest
 
-from paceline.cli import cluster, servefile
+from tests.e2e.conftest import Server
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CONFIG = REPOSITORY / "deploy" / "serve" / "smollm2.yaml"
 MODEL = "smollm2-135m"
 PROMPT = "Name three colors."
 MESSAGES: Any = [{"role": "user", "content": PROMPT}]
@@ -32,17 +30,15 @@ MAX_TOKENS = 12
 pytestmark = [
     pytest.mark.serve,
     pytest.mark.model,
+    pytest.mark.timeout(1200),  # the first that asks starts the service
     # What these packages deprecate is not ours to mend.
     pytest.mark.filterwarnings("ignore"),
 ]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    file = servefile.load(CONFIG)
-    port = cluster.free_port("127.0.0.1")
-    with cluster.local_service(file, "127.0.0.1", port, lambda status: None) as running:
-        yield running
+def url(server: Server) -> str:
+    return server.url
 
 
 @pytest.fixture(scope="module")
