@@ -40,7 +40,7 @@ SOURCES = {
     "suffix": {"suffix"},
     "medusa": {"medusa"},
     "hybrid": {"model", "suffix"},
-    "auto": {"model", "suffix", "medusa"},
+    "auto": {"model", "suffix", "ngram", "medusa"},
     "off": set(),
 }
 METRIC = "paceline_spec_decode_num_{}_tokens_per_source_total"

@@ -84,7 +84,7 @@ def logits(engine: TorchEngine, *texts: tuple[tuple[int, ...], str]) -> list[tor
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5 * float(other.abs().max()))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4 * float(other.abs().max()))
 
 
 # -- the same numbers as PEFT -------------------------------------------------------------------
