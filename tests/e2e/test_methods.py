@@ -17,6 +17,7 @@ from paceline.cli.fetch import fetch
 from paceline.methods import METHODS
 from paceline.token_bytes import TokenSpelling
 from tests.e2e.conftest import Server
+from tests.method_sources import SOURCES
 from tests.serve.conftest import poll
 
 pytestmark = [pytest.mark.model, pytest.mark.serve, pytest.mark.timeout(1200)]
@@ -33,15 +34,6 @@ PROMPTS = {
 LAWS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.8, "seed": 5},
-}
-SOURCES = {
-    "model": {"model"},
-    "ngram": {"ngram"},
-    "suffix": {"suffix"},
-    "medusa": {"medusa"},
-    "hybrid": {"model", "suffix"},
-    "auto": {"model", "suffix", "ngram", "medusa"},
-    "off": set(),
 }
 METRIC = "paceline_spec_decode_num_{}_tokens_per_source_total"
 Counts = Counter[tuple[str, str]]

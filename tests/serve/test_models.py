@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli import cluster, servefile
 from paceline.methods import METHODS
+from tests.method_sources import SOURCES
 from tests.serve.conftest import WAIT_S, Service, poll
 
 pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
@@ -24,16 +25,6 @@ pytestmark = [pytest.mark.serve, pytest.mark.filterwarnings("ignore")]
 MODELS = ("toy", "org/second", "plain", "alone")
 DRAFTED = MODELS[:2]
 
-# What may make proposals under each method; all but `off` make some here.
-SOURCES = {
-    "model": {"model"},
-    "ngram": {"ngram"},
-    "suffix": {"suffix"},
-    "medusa": {"medusa"},
-    "hybrid": {"model", "suffix"},
-    "auto": {"model", "suffix", "ngram", "medusa"},
-    "off": set(),
-}
 PROMPT = "the cat sat on the mat, the cat sat on the hat, the cat sat on the mat, "
 GREEDY = {"temperature": 0.0}
 SEEDED = [{"temperature": t, "seed": s} for t in (0.7, 1.0) for s in (3, 11)]
