@@ -244,7 +244,9 @@ class LocalDrafts:
 
     def _offer(self, sequence: Sequence, found: SourceSet) -> None:
         session = sequence.session
-        for source in tuple(found.sources):
+        for source in found.sources:
+            if source.name in sequence.barred_sources:
+                continue  # dropped for want of memory, for one that came before it here
             if not source.is_local:
                 source.have = session.window_len
                 continue
@@ -281,7 +283,7 @@ class LocalDrafts:
             self._stats.by_source[source.name].num_failures += 1
             self.memory.release(sequence.session.session_id, source.name)
             sequence.barred_sources.add(source.name)
-            found.sources.remove(source)
+            found.drop(source.name)
 
     def _look_up(self, sequence: Sequence, source: Source, most: int) -> LocalProposal:
         """Of a backlog it is told as much as has been committed since: that does not grow."""

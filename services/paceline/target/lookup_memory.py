@@ -129,7 +129,7 @@ class LookupMemory:
         source = None if found is None else found.get(name)
         if found is not None and source is not None:
             source.proposer = None
-            found.sources.remove(source)
+            found.drop(name)
 
     def _token_bytes(self, name: ProposalSource) -> int:
         speculation = self._speculation

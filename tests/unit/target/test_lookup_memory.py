@@ -237,3 +237,28 @@ def test_nothing_to_learn_is_no_reason_to_forget():
     found = LookupMemory(SpeculationConfig(max_lookup_memory_mib=1))
     assert found.learn(100) == 0
     assert found.drops == LookupDrops()
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["a new one", "a broken one"])
+@pytest.mark.parametrize("length", range(80, 92))
+def test_a_lookup_that_is_dropped_while_another_proposes_stays_away(
+    make_rig, monkeypatch, length, is_broken
+):
+    """`suffix` grows over the limit, by the same text's `ngram`, whose turn would be next."""
+    monkeypatch.setattr("paceline.target.lookup_memory._MIB", 100_000)
+    rig = make(make_rig, "auto")
+    made, real = [], rig.scheduler.local._proposer
+
+    def proposer(sequence, name):
+        made.append(name)
+        if is_broken and made.count(name) > 1:
+            raise MemoryError
+        return real(sequence, name)
+
+    rig.scheduler.local._proposer = proposer
+    rig.add(prompt(length), 60)
+    while rig.scheduler.num_running:
+        drafting(rig)
+        memory(rig)
+    assert sorted(made) == ["ngram", "suffix"]
+    assert memory(rig).drops.num_ngram == 1
