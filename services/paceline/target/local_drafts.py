@@ -86,6 +86,7 @@ class LocalDrafts:
         self.memory.set_speculation(speculation)
         for sequence in sequences:
             self.open(sequence)
+        self.memory.enforce()
 
     # -- a sequence comes and goes ------------------------------------------------------------
 

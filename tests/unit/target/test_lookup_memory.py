@@ -203,17 +203,47 @@ class TestLearning:
         return found
 
     def test_no_more_than_there_is_room_for(self):
+        """Of a longer one the end: two trees shall have room."""
         found = self.memory(10, range(100))
-        assert found.learn(50) == 10
-        assert found.recent.num_pending == 90
+        assert found.learn(50) == 4
+        assert (found.recent.num_tokens, found.recent.num_pending) == (5, 0)
 
     def test_older_outputs_make_room_for_newer_ones(self):
-        found = self.memory(110, range(100))
-        assert found.learn(200) == 100
-        found.recent.put_off(range(200, 250))
-        assert found.learn(200) == 50
-        assert found.recent.num_tokens == 51
-        assert found.drops == LookupDrops(num_recent=1, num_full=1)
+        """And never the one that is learnt for itself: what it has grows."""
+        found = self.memory(1000)
+        num_tokens = []
+        for _ in range(5):
+            found.recent.put_off(range(600))
+            while found.learn(128):
+                num_tokens.append(found.recent.num_tokens)
+                assert found.num_bytes <= found.max_bytes
+        assert num_tokens[:8] == [129, 257, 385, 500, 629, 757, 885, 1000]
+        assert min(num_tokens[4:]) == 629
+        assert num_tokens[-1] == 1000
+        assert found.drops == LookupDrops(num_recent=3, num_full=3)
+
+    def test_the_rest_waits_while_sequences_take_the_room(self):
+        found = self.memory(100, range(45))
+        assert found.learn(20) == 20
+        found._held_bytes += 70 * MAX_TOKEN_BYTES
+        assert (found.learn(60), found.recent.num_pending) == (9, 16)
+        assert found.learn(60) == 0
+        found._held_bytes -= 70 * MAX_TOKEN_BYTES
+        assert (found.learn(60), found.recent.num_tokens) == (16, 46)
+        assert found.drops == LookupDrops()
+
+    def test_waiting_is_no_reason_to_count_the_limit(self):
+        found = self.memory(0, *[range(300)] * 3)
+        assert {found.learn(256) for _ in range(100)} == {0}
+        assert found.drops == LookupDrops()
+
+    def test_an_output_that_is_lost_while_it_is_learnt_is_counted(self):
+        found = self.memory(1000, range(400), range(10))
+        found.learn(100)
+        found._held_bytes = found.max_bytes
+        found.enforce()
+        assert (found.recent.num_tokens, found.recent.num_pending) == (0, 10)
+        assert found.drops == LookupDrops(num_unlearnt=1, num_recent=1, num_full=1)
 
     def test_their_ends_count(self):
         found = self.memory(10, *((number,) for number in range(10)))
