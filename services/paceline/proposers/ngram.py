@@ -8,8 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# What an index entry takes, at most; there is one for each token and length of run.
-MAX_RUN_BYTES = 192
+# What an index entry takes, at most, for runs of up to 16 tokens and while its table grows; there is
+# one for each token and length of run.
+MAX_RUN_BYTES = 256
 _ID_BYTES = array("i").itemsize
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.config import SpeculationConfig
+from paceline.proposers.ngram import MAX_RUN_BYTES
 from paceline.proposers.suffix import MAX_TOKEN_BYTES
 from paceline.target.lookup_memory import LookupDrops, LookupMemory
 from tests.unit.target.conftest import INFO
@@ -92,7 +93,7 @@ def test_it_may_be_the_one_that_asks(make_rig):
 
 
 def test_of_two_lookups_of_a_sequence_the_larger_goes(make_rig):
-    """At three lengths of runs the index of `ngram` takes 576 bytes a token."""
+    """At three lengths of runs the index of `ngram` takes 768 bytes a token."""
     rig = make(make_rig, "auto")
     counting(rig)
     session_id = rig.add(prompt(FULL // 2), 20)
@@ -275,7 +276,8 @@ def test_a_lookup_that_is_dropped_while_another_proposes_stays_away(
     make_rig, monkeypatch, length, is_broken
 ):
     """`suffix` grows over the limit, by the same text's `ngram`, whose turn would be next."""
-    monkeypatch.setattr("paceline.target.lookup_memory._MIB", 100_000)
+    both_bytes = MAX_TOKEN_BYTES + 3 * MAX_RUN_BYTES
+    monkeypatch.setattr("paceline.target.lookup_memory._MIB", 104 * both_bytes)
     rig = make(make_rig, "auto")
     made, real = [], rig.scheduler.local._proposer
 
