@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# What an index entry takes, at most, for runs of up to 16 tokens and while its table grows; there is
+# What an index entry takes, at most: of runs of up to 16 tokens, while its table grows. There is
 # one for each token and length of run.
 MAX_RUN_BYTES = 256
 _ID_BYTES = array("i").itemsize

@@ -73,9 +73,10 @@ class Chain:
         """
         whole = int(offer.expected)
         sums = [self._offered_sums(offer, right, num_come, full) for right in range(whole + 2)]
-        part, two = offer.expected - whole, zip(*sums[-2:], strict=True)
-        tokens, us = (one + part * (more - one) for one, more in two)  # a mix of whole numbers
-        return max(tokens / us, *(tokens / us for tokens, us in sums[:-1]))
+        (few, few_us), (more, more_us) = sums[-2:]
+        part = offer.expected - whole
+        mixed = (few + part * (more - few)) / (few_us + part * (more_us - few_us))
+        return max(mixed, *(tokens / us for tokens, us in sums[:-1]))
 
     def _offered_sums(
         self, offer: LocalOffer, right: int, num_come: int, full: int

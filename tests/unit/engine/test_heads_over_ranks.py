@@ -247,7 +247,7 @@ def test_a_rank_that_hangs_while_the_output_layer_is_gathered_is_noticed(
 ) -> None:
     asked = {"medusa": heads_of("small", tmp_path), "tensor_parallel_timeout_s": 1.0}
     with (
-        pytest.raises(RuntimeError, match="(?i)timed out|timeout"),
+        pytest.raises(RuntimeError, match=r"(?i)timed out|timeout"),
         two_ranks(base, rank_1=hang_in_gather, **asked),
     ):
         pytest.fail("it was loaded")
