@@ -192,7 +192,7 @@ class RankGroup:
         return cls(rank, size, model.tensor_parallel_timeout_s)
 
     def finish_loading(self, hf_model: Any, folder: Path, *, needs_output: bool = False) -> Any:
-        """Wait until every rank has its weights; from now on nothing may take long.
+        """Wait until every rank has its weights; from now on nothing may take longer than a pass.
 
         Returns the output layer, whole where rank 0 `needs_output` for its heads. That is a copy
         on every rank, through one gather: it takes the room of a whole layer until it is let go
@@ -201,12 +201,12 @@ class RankGroup:
         dist.barrier(group=self._commands)
         is_needed = torch.tensor([needs_output], dtype=torch.int32)
         self._broadcast(is_needed, LOADING_TIMEOUT)
+        self._limit_passes()
         output, is_cut = hf_model.get_output_embeddings(), (folder / DRAFT_VOCAB).is_file()
         if is_cut or is_needed:
             output = _whole_layer(output)
         if is_cut:  # every rank keeps it: a cut one is too small to be worth sharing
             hf_model.set_output_embeddings(output)
-        self._limit_passes()
         return output
 
     def _limit_passes(self) -> None:

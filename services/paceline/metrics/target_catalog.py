@@ -37,8 +37,8 @@ LIMITS = (
     "rpc.stall_timeout_s", "rpc.max_reopens", "rpc.max_remote_errors", "rpc.breaker_failures",
     "draft.max_sessions", "message_allowance", "speculation.max_lookup_memory_mib",
 )  # fmt: skip
-# What is dropped of what lookups remember: outputs that were never learnt, as too many waited; and
-# for the limit, trees of recent outputs and the lookups of sequences.
+# What is dropped of what lookups remember: outputs that were not learnt to their ends, as too many
+# waited or their tree was dropped; for the limit, trees of recent outputs, lookups of sequences.
 LOOKUP_DROPS = ("unlearnt_output", "recent_outputs", "ngram", "suffix")
 
 _DESK = "target: scheduler.drafts.counts"
@@ -113,7 +113,7 @@ LOOKUP_MEMORY = _gauge(
 )
 LOOKUP_DROPPED = _counter(
     "lookup_drops",
-    "What lookups had to drop: outputs not learnt as too many waited (unlearnt_output); for want "
+    "What lookups had to drop: outputs not learnt to their ends (unlearnt_output); for want "
     "of memory, trees of recent outputs, and the lookups of sequences, by source.",
     "drops",
     _LOCAL,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# What an index entry takes, at most; there is one for each token and length of run.
-MAX_RUN_BYTES = 192
+# What an index entry takes, at most: of runs of up to 16 tokens, while its table grows. There is
+# one for each token and length of run.
+MAX_RUN_BYTES = 256
 _ID_BYTES = array("i").itemsize
 
 

@@ -61,28 +61,41 @@ class Chain:
         While it goes on the next pass finds `second` proposals, and those behind it `full`, with
         no wait; else the chain ends.
         """
-        return self._rate(*self._pass(count), second, full, wait_us)
+        tokens, us = self._sums(*self._pass(count), second, full)
+        return tokens / (wait_us + us)
 
     def offered_rate(self, offer: LocalOffer, num_come: int, full: int) -> float:
         """The same of one that starts at once with an offer, while the draft goes on: `num_come` of
-        its proposals will be here at the pass's end, of use if they say what the pass commits."""
-        tokens, us = 1.0 + offer.expected, self.pass_us + self.row_us * offer.count
-        done = int(tokens)
-        follows = 0.0
-        if tokens <= num_come and done + 1 < len(self.survivals):
-            more, most = self.survivals[done : done + 2]
-            follows = min(more + (tokens - done) * (most - more), _MAX_ACCEPTANCE)
-        second = min(full, max(0, int(num_come - tokens)))
-        return self._rate(tokens, us, follows, second, full, 0.0)
+        its proposals will be here at the pass's end, of use if they say what the pass commits.
 
-    def _rate(
-        self, tokens: float, us: float, follows: float, second: int, full: int, wait_us: float
-    ) -> float:
+        Never less than with fewer of the offer right: that it overtakes the draft, whose window is
+        then of no use, is no reason to wait for that window.
+        """
+        whole = int(offer.expected)
+        sums = [self._offered_sums(offer, right, num_come, full) for right in range(whole + 2)]
+        (few, few_us), (more, more_us) = sums[-2:]
+        part = offer.expected - whole
+        mixed = (few + part * (more - few)) / (few_us + part * (more_us - few_us))
+        return max(mixed, *(tokens / us for tokens, us in sums[:-1]))
+
+    def _offered_sums(
+        self, offer: LocalOffer, right: int, num_come: int, full: int
+    ) -> tuple[float, float]:
+        tokens, us = 1 + right, self.pass_us + self.row_us * offer.count
+        is_of_use = tokens <= num_come and tokens < len(self.survivals)
+        follows = min(self.survivals[tokens], _MAX_ACCEPTANCE) if is_of_use else 0.0
+        return self._sums(tokens, us, follows, min(full, max(0, num_come - tokens)), full)
+
+    def _sums(
+        self, tokens: float, us: float, follows: float, second: int, full: int
+    ) -> tuple[float, float]:
+        """Tokens and time of a whole chain."""
         next_tokens, next_us, next_follows = self._pass(second)
         full_tokens, full_us, full_follows = self._pass(full)
         rest = next_follows / (1.0 - full_follows)
-        return (tokens + follows * (next_tokens + rest * full_tokens)) / (
-            wait_us + us + follows * (next_us + rest * full_us)
+        return (
+            tokens + follows * (next_tokens + rest * full_tokens),
+            us + follows * (next_us + rest * full_us),
         )
 
 
@@ -246,7 +259,9 @@ class LonePolicy:
             rate = chain.rate(count, second, full, wait_us)
             if wait_us > self.max_wait_us:
                 break
-            if rate > best * (1.0 + _MIN_GAIN * (best_count == outlook.have)):
+            if count == outlook.have:
+                best = max(best, rate)
+            elif rate > best * (1.0 + _MIN_GAIN * (best_count == outlook.have)):
                 best, best_wait, best_count = rate, wait_us, count
         self.last_count = best_count
         if best_wait == 0.0:

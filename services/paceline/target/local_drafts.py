@@ -43,6 +43,8 @@ MAX_OWED_TOKENS = 32
 MAX_TOLD_TOKENS = 1024
 TURN_TOKENS = 256
 
+_Owing = tuple[Sequence, SourceSet, list[Source]]  # these do not know all of the sequence's text
+
 
 class LocalDrafts:
     """Of one target."""
@@ -86,6 +88,7 @@ class LocalDrafts:
         self.memory.set_speculation(speculation)
         for sequence in sequences:
             self.open(sequence)
+        self.memory.enforce()
 
     # -- a sequence comes and goes ------------------------------------------------------------
 
@@ -143,10 +146,10 @@ class LocalDrafts:
 
     def begin_plan(self, running: Iterable[Sequence]) -> None:
         """A pass is to be planned: who looks texts up for it, and what is learnt before."""
-        owing: list[tuple[Sequence, SourceSet, Source]] = []
+        owing: list[_Owing] = []
         wants_outputs = False
         for sequence in running:
-            found = sequence.sources
+            found, behind = sequence.sources, list[Source]()
             if found is None:
                 continue
             for source in found.sources:
@@ -156,36 +159,39 @@ class LocalDrafts:
                 if not source.is_asleep:
                     wants_outputs |= source.name == "suffix"
                     if sequence.session.committed_len - source.told_len > MAX_OWED_TOKENS:
-                        owing.append((sequence, found, source))
-        if owing or wants_outputs:
-            self._learn_backlogs(owing, wants_outputs)
+                        behind.append(source)
+            if behind:
+                owing.append((sequence, found, behind))
+        self._learn_backlogs(owing, wants_outputs)
 
     def _may_look(self, sequence: Sequence, source: Source) -> bool:
         session_id, num_passes = sequence.session.session_id, self._stats.num_passes
         can_scout = sequence.is_decoding and not sequence.is_suspect
         return self._rests.may_look(source.lookahead, session_id, num_passes, can_scout)
 
-    def _learn_backlogs(
-        self, owing: list[tuple[Sequence, SourceSet, Source]], wants_outputs: bool
-    ) -> None:
+    def _learn_backlogs(self, owing: list[_Owing], wants_outputs: bool) -> None:
         """`MAX_TOLD_TOKENS` in all: `TURN_TOKENS` of the ended outputs and of each text in turn;
-        what is over goes to the outputs."""
+        what is over goes to the outputs. Two lookups of one text learn it for the price of one:
+        an index takes little beside a tree."""
         left = MAX_TOLD_TOKENS
         if wants_outputs:
             left -= self.memory.learn(min(left, TURN_TOKENS))
         first = self._turn % len(owing) if owing else 0
         turns = deque((*owing[first:], *owing[:first]))
         while left > 0 and turns:
-            sequence, found, source = turns.popleft()
+            sequence, found, behind = turns.popleft()
             self._turn += 1
-            if source.name in sequence.barred_sources:
-                continue  # dropped for want of memory, since these turns began
-            with self._failing(sequence, found, source):
+            told = 0
+            for source in behind:
+                if source.name in sequence.barred_sources:
+                    continue  # dropped for want of memory, since these turns began
                 before = source.told_len
-                self._tell(sequence, source, min(left, TURN_TOKENS))
-                left -= source.told_len - before
-                if source.told_len < sequence.session.committed_len:
-                    turns.append((sequence, found, source))
+                with self._failing(sequence, found, source):
+                    self._tell(sequence, source, min(left, TURN_TOKENS))
+                told = max(told, source.told_len - before)
+            left -= told
+            if told:
+                turns.append((sequence, found, behind))
         if wants_outputs:
             self.memory.learn(left)
 
@@ -244,7 +250,9 @@ class LocalDrafts:
 
     def _offer(self, sequence: Sequence, found: SourceSet) -> None:
         session = sequence.session
-        for source in tuple(found.sources):
+        for source in found.sources:
+            if source.name in sequence.barred_sources:
+                continue  # dropped for want of memory, for one that came before it here
             if not source.is_local:
                 source.have = session.window_len
                 continue
@@ -281,7 +289,7 @@ class LocalDrafts:
             self._stats.by_source[source.name].num_failures += 1
             self.memory.release(sequence.session.session_id, source.name)
             sequence.barred_sources.add(source.name)
-            found.sources.remove(source)
+            found.drop(source.name)
 
     def _look_up(self, sequence: Sequence, source: Source, most: int) -> LocalProposal:
         """Of a backlog it is told as much as has been committed since: that does not grow."""

@@ -80,6 +80,10 @@ class SourceSet:
     def get(self, name: ProposalSource) -> Source | None:
         return next((source for source in self.sources if source.name == name), None)
 
+    def drop(self, name: ProposalSource) -> None:
+        """It may have that source no more."""
+        self.sources = [source for source in self.sources if source.name != name]
+
     def heads_behind(self, committed_len: int) -> tuple[tuple[int, ...], ...]:
         """Candidates for exactly these places; () if there are none."""
         return self.heads if self.heads_at == committed_len else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -52,14 +52,19 @@ class Leader:
 
 @contextmanager
 def two_ranks(
-    folder: Path, *, medusa: Path | None = None, other_blocks: int | None = None, **fields: Any
+    folder: Path,
+    *,
+    medusa: Path | None = None,
+    other_blocks: int | None = None,
+    rank_1: Callable[[ModelConfig, Path, tuple[str, int]], None] = follow,
+    **fields: Any,
 ) -> Iterator[Leader]:
     """`other_blocks`: another cache size for rank 1, which then fails where rank 0 does not."""
     model = config(folder, **fields)
     other_model = model.model_copy(update={"num_kv_blocks": other_blocks or model.num_kv_blocks})
     listener = tp.bind_listener(LOOPBACK)
     address = listener.getsockname()
-    other = PROCESSES.Process(target=follow, args=(other_model, folder, address), daemon=True)
+    other = PROCESSES.Process(target=rank_1, args=(other_model, folder, address), daemon=True)
     other.start()
     try:
         group = tp.RankGroup.join(model, 0, address, LOOPBACK, listener)

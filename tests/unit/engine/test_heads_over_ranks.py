@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from paceline.config import ModelConfig
+from paceline.engine import tensor_parallel as tp
 from paceline.engine.base import EngineBroken, StepItem
 from paceline.engine.draft_head import DRAFT_VOCAB
 from paceline.engine.torch_engine import TorchEngine
@@ -23,7 +26,7 @@ from tests.unit.engine.conftest import VOCAB_SIZE, save_tiny
 from tests.unit.engine.counting import FORMS, counting_heads, save_counting
 from tests.unit.engine.families import save_family
 from tests.unit.engine.medusa_heads import random_heads, rolled_heads, save_heads
-from tests.unit.engine.ranks import alone, needs_no_gpu, two_ranks
+from tests.unit.engine.ranks import LOOPBACK, alone, needs_no_gpu, two_ranks
 from tests.unit.engine.subjects import COUPLED, GREEDY, tokens
 from tests.unit.engine.trees import decoded
 from tests.unit.target.conftest import Rig
@@ -223,6 +226,31 @@ def test_heads_that_do_not_fit_are_refused_by_rank_0(base: Path, tmp_path: Path)
 
 
 # -- lost ranks -----------------------------------------------------------------------------------
+
+
+class Hanging(tp.RankGroup):
+    """Has its weights, and never takes part in a gather."""
+
+    def finish_loading(self, hf_model: Any, folder: Path, *, needs_output: bool = False) -> Any:
+        dist.barrier(group=self._commands)
+        self._broadcast(torch.zeros(1, dtype=torch.int32), tp.LOADING_TIMEOUT)
+        signal.pause()
+
+
+def hang_in_gather(model: ModelConfig, folder: Path, address: tuple[str, int]) -> None:
+    torch.set_num_threads(1)
+    tp.follow(model, folder, Hanging.join(model, 1, address, LOOPBACK))
+
+
+def test_a_rank_that_hangs_while_the_output_layer_is_gathered_is_noticed(
+    base: Path, tmp_path: Path
+) -> None:
+    asked = {"medusa": heads_of("small", tmp_path), "tensor_parallel_timeout_s": 1.0}
+    with (
+        pytest.raises(RuntimeError, match=r"(?i)timed out|timeout"),
+        two_ranks(base, rank_1=hang_in_gather, **asked),
+    ):
+        pytest.fail("it was loaded")
 
 
 @dataclass

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 
 from paceline.proposers.ngram import MAX_RUN_BYTES, NgramProposer
-from tests.unit.proposers.texts import HARD, bytes_kept, lines_run
+from tests.unit.proposers.texts import HARD, bytes_at_most, bytes_kept, lines_run
 
 
 def told(*token_ids: int, min_n: int = 2, max_n: int = 4) -> NgramProposer:
@@ -83,3 +84,19 @@ def test_memory_of_a_token(make: Callable[[], list[int]]) -> None:
         return proposer
 
     assert bytes_kept(build) <= len(text) * 3 * MAX_RUN_BYTES
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_memory_while_the_table_grows(size: int) -> None:
+    """A table of 2^14 places is grown when two thirds of them are taken: both are there."""
+    draw = random.Random(1)
+    text = [draw.randrange(1 << 17) for _ in range((1 << 15) // 3 + 32)]
+
+    def build() -> NgramProposer:
+        proposer = NgramProposer(size, size)
+        for start in range(0, len(text), 16):
+            proposer.extend(text[start : start + 16])
+        return proposer
+
+    most = bytes_at_most(build)
+    assert 0.6 * len(text) * MAX_RUN_BYTES < most <= len(text) * MAX_RUN_BYTES

@@ -100,7 +100,7 @@ def test_what_is_put_off_is_learnt_a_part_at_a_time() -> None:
     assert recent.num_tokens == len(OUTPUT) + 6 + 2
     assert proposes(recent, OUTPUT[2], OUTPUT[3]) == OUTPUT[4:6]
     assert proposes(recent, 14, salt="b") == (15,)
-    assert recent.num_given_up == 0
+    assert recent.num_unlearnt == 0
 
 
 def test_outputs_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_outputs_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     recent.learn(3)
     for number in range(1, 4):
         recent.put_off(range(10 * number, 10 * number + 5))
-    assert (recent.num_given_up, recent.num_pending) == (2, 10)
+    assert (recent.num_unlearnt, recent.num_pending) == (2, 10)
     recent.learn(100)
     assert [proposes(recent, first) for first in (0, 2, 10, 20, 30)] == [
         (1,),
@@ -157,9 +157,42 @@ def test_an_output_that_is_being_learnt_is_forgotten_with_its_tree() -> None:
     recent.put_off(OUTPUT)
     recent.learn(8)
     assert recent.forget_oldest()
-    assert (recent.num_pending, recent.num_given_up) == (len(OUTPUT), 1)
+    assert (recent.num_pending, recent.num_unlearnt) == (len(OUTPUT), 1)
     recent.learn(100)
     assert recent.num_tokens == len(OUTPUT) + 1
+
+
+def test_a_smaller_room_has_two_trees_as_well() -> None:
+    recent = RecentOutputs(1000, 8)
+    for number in range(4):
+        recent.put_off(range(10 * number, 10 * number + 5), str(number % 2))
+        while recent.learn(2, room=12):
+            assert recent.num_tokens <= 12
+    starts = [proposes(recent, 10 * number, salt=str(number % 2)) for number in range(4)]
+    assert starts == [(), (), (21,), (31,)]
+    assert (recent.num_tokens, recent.num_forgotten, recent.num_unlearnt) == (12, 2, 0)
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_outputs_wait_for_a_room(room: int) -> None:
+    recent = RecentOutputs(1000, 8)
+    recent.put_off(OUTPUT)
+    assert recent.learn(100, room) == 0
+    assert recent.num_pending == len(OUTPUT)
+    assert recent.learn(100, 14) == len(OUTPUT)
+
+
+def test_a_new_start() -> None:
+    recent = RecentOutputs(100, 8)
+    recent.add(OUTPUT)
+    recent.put_off(OUTPUT)
+    recent.put_off(OUTPUT)
+    recent.learn(3)
+    recent.restart(12, 3)
+    assert (recent.num_tokens, recent.num_pending, recent.num_unlearnt) == (0, 0, 2)
+    recent.add(range(10))
+    assert recent.num_tokens == 6
+    assert proposes(recent, 5, 6) == (7, 8)
 
 
 @pytest.mark.parametrize("size", [1, 200])

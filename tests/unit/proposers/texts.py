@@ -75,12 +75,21 @@ def lines_run(call: Callable[[], object]) -> int:
 
 def bytes_kept(make: Callable[[], object]) -> int:
     """What `make`'s result holds on to."""
+    return _bytes_used(make)[0]
+
+
+def bytes_at_most(make: Callable[[], object]) -> int:
+    """What it takes while it works."""
+    return _bytes_used(make)[1]
+
+
+def _bytes_used(make: Callable[[], object]) -> tuple[int, int]:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         kept = make()
-        used = tracemalloc.get_traced_memory()[0] - before
+        used, peak = tracemalloc.get_traced_memory()
         del kept
     finally:
         tracemalloc.stop()
-    return used
+    return used - before, peak - before

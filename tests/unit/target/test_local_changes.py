@@ -7,7 +7,9 @@ import pytest
 from paceline.config import SpeculationConfig
 from paceline.errors import RequestError
 from paceline.generation import Resumption
+from paceline.proposers.ngram import MAX_RUN_BYTES
 from tests.unit.target.test_local_drafts import PROMPT, Guess, guess
+from tests.unit.target.test_lookup_costs import BIG, ROOM, drafting, prompt
 
 
 def change(rig, **fields):
@@ -66,3 +68,71 @@ def test_a_prefill_after_a_preemption_is_no_choice_of_the_source(make_rig):
     assert rig.deltas[session_id][-1].source == ""
     assert counts.num_chosen == 1
     assert sequence.cap == sequence.lookahead.cap
+
+
+class TestLookupMemory:
+    def start(self, make_rig, method="suffix", **speculation):
+        """Outputs of 5000 tokens are known; a text is under way."""
+        asked = {"method": method, **speculation}
+        rig = make_rig(info=BIG, target=ROOM, speculation=asked)
+        for first in range(5):
+            rig.scheduler.local.memory.recent.put_off(prompt(1000, first))
+        rig.scheduler.local.memory.learn(5000)
+        session_id = rig.add(prompt(300), 400)
+        for _ in range(20):
+            drafting(rig)
+        return rig, rig.scheduler._sequences[session_id]
+
+    def change(self, rig, **fields):
+        changed = rig.scheduler.speculation.model_copy(update=fields)
+        rig.scheduler.set_speculation(changed)
+        return rig.scheduler.local.memory
+
+    def test_a_smaller_limit_holds_at_once(self, make_rig):
+        rig, sequence = self.start(make_rig)
+        found = self.change(rig, max_lookup_memory_mib=1)
+        assert 0 < found.num_bytes <= found.max_bytes
+        assert found.drops.num_recent == found.drops.num_full == 1
+        assert sequence.sources.get("suffix") is not None
+
+    def test_what_is_given_back_by_it_counts_first(self, make_rig):
+        rig, sequence = self.start(make_rig, suffix_decoding_max_cached_tokens=0)
+        for _ in range(3):
+            rig.add(prompt(1200), 400)
+        for _ in range(10):
+            drafting(rig)
+        found = self.change(rig, max_lookup_memory_mib=1, method="model")
+        assert (found.num_bytes, found.drops.num_suffix) == (0, 0)
+        assert not sequence.barred_sources
+
+    def test_nothing_is_kept_where_speculation_is_off(self, make_rig):
+        rig, _ = self.start(make_rig)
+        assert self.change(rig, method="model").recent.num_tokens > 5000  # a request may ask
+        assert self.change(rig, method="off").num_bytes == 0
+
+    def test_other_limits_of_recent_outputs_hold_for_who_looks_into_them(self, make_rig):
+        rig, sequence = self.start(make_rig)
+        found = self.change(rig, suffix_decoding_max_cached_tokens=10_000)
+        assert found.recent.num_tokens == 0
+        assert sequence.sources.get("suffix").proposer._recent is found.recent
+        rig.run()
+        rig.add(PROMPT, 40)
+        rig.run()
+        assert found.recent.num_tokens == 401
+
+    def test_a_lookup_costs_what_it_was_made_for(self, make_rig):
+        """Of 15 lengths of runs; those that come later have one."""
+        rig, _ = self.start(make_rig, "ngram", prompt_lookup_min=2, prompt_lookup_max=16)
+        found = rig.scheduler.local.memory
+        self.change(rig, prompt_lookup_min=16)
+        for num_lengths in (15, 1):
+            before = found._held_bytes
+            drafting(rig)
+            grown = found._held_bytes - before
+            assert grown > 0
+            assert grown % (num_lengths * MAX_RUN_BYTES) == 0
+            assert grown <= 5 * num_lengths * MAX_RUN_BYTES
+            rig.run()
+            rig.add(prompt(300), 400)
+            for _ in range(4):
+                drafting(rig)

@@ -95,6 +95,17 @@ def test_it_is_learnt_while_the_prompt_is_computed(make_rig):
     assert drafting(rig) == {session_id}
 
 
+@pytest.mark.parametrize("method", ["suffix", "auto"])
+def test_two_lookups_learn_a_prompt_as_fast_as_one(make_rig, method):
+    rig = make_rig(info=BIG, target=ROOM, speculation={"method": method})
+    session_id = rig.add(prompt(3 * MAX_TOLD_TOKENS), 30)
+    for num_passes in range(1, 3):
+        drafting(rig)
+        sources = rig.scheduler._sequences[session_id].sources.sources
+        num_told = {source.told_len for source in sources if source.looks_up}
+        assert num_told == {num_passes * MAX_TOLD_TOKENS}
+
+
 def test_backlogs_have_turns(make_rig):
     """None of six waits until the first of them has learnt all."""
     rig = make_rig(info=BIG, target=ROOM, speculation={"method": "suffix"})

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.config import SpeculationConfig
+from paceline.proposers.ngram import MAX_RUN_BYTES
 from paceline.proposers.suffix import MAX_TOKEN_BYTES
 from paceline.target.lookup_memory import LookupDrops, LookupMemory
 from tests.unit.target.conftest import INFO
@@ -92,7 +93,7 @@ def test_it_may_be_the_one_that_asks(make_rig):
 
 
 def test_of_two_lookups_of_a_sequence_the_larger_goes(make_rig):
-    """At three lengths of runs the index of `ngram` takes 576 bytes a token."""
+    """At three lengths of runs the index of `ngram` takes 768 bytes a token."""
     rig = make(make_rig, "auto")
     counting(rig)
     session_id = rig.add(prompt(FULL // 2), 20)
@@ -203,17 +204,47 @@ class TestLearning:
         return found
 
     def test_no_more_than_there_is_room_for(self):
+        """Of a longer one the end: two trees shall have room."""
         found = self.memory(10, range(100))
-        assert found.learn(50) == 10
-        assert found.recent.num_pending == 90
+        assert found.learn(50) == 4
+        assert (found.recent.num_tokens, found.recent.num_pending) == (5, 0)
 
     def test_older_outputs_make_room_for_newer_ones(self):
-        found = self.memory(110, range(100))
-        assert found.learn(200) == 100
-        found.recent.put_off(range(200, 250))
-        assert found.learn(200) == 50
-        assert found.recent.num_tokens == 51
-        assert found.drops == LookupDrops(num_recent=1, num_full=1)
+        """And never the one that is learnt for itself: what it has grows."""
+        found = self.memory(1000)
+        num_tokens = []
+        for _ in range(5):
+            found.recent.put_off(range(600))
+            while found.learn(128):
+                num_tokens.append(found.recent.num_tokens)
+                assert found.num_bytes <= found.max_bytes
+        assert num_tokens[:8] == [129, 257, 385, 500, 629, 757, 885, 1000]
+        assert min(num_tokens[4:]) == 629
+        assert num_tokens[-1] == 1000
+        assert found.drops == LookupDrops(num_recent=3, num_full=3)
+
+    def test_the_rest_waits_while_sequences_take_the_room(self):
+        found = self.memory(100, range(45))
+        assert found.learn(20) == 20
+        found._held_bytes += 70 * MAX_TOKEN_BYTES
+        assert (found.learn(60), found.recent.num_pending) == (9, 16)
+        assert found.learn(60) == 0
+        found._held_bytes -= 70 * MAX_TOKEN_BYTES
+        assert (found.learn(60), found.recent.num_tokens) == (16, 46)
+        assert found.drops == LookupDrops()
+
+    def test_waiting_is_no_reason_to_count_the_limit(self):
+        found = self.memory(0, *[range(300)] * 3)
+        assert {found.learn(256) for _ in range(100)} == {0}
+        assert found.drops == LookupDrops()
+
+    def test_an_output_that_is_lost_while_it_is_learnt_is_counted(self):
+        found = self.memory(1000, range(400), range(10))
+        found.learn(100)
+        found._held_bytes = found.max_bytes
+        found.enforce()
+        assert (found.recent.num_tokens, found.recent.num_pending) == (0, 10)
+        assert found.drops == LookupDrops(num_unlearnt=1, num_recent=1, num_full=1)
 
     def test_their_ends_count(self):
         found = self.memory(10, *((number,) for number in range(10)))
@@ -237,3 +268,29 @@ def test_nothing_to_learn_is_no_reason_to_forget():
     found = LookupMemory(SpeculationConfig(max_lookup_memory_mib=1))
     assert found.learn(100) == 0
     assert found.drops == LookupDrops()
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["a new one", "a broken one"])
+@pytest.mark.parametrize("length", range(80, 92))
+def test_a_lookup_that_is_dropped_while_another_proposes_stays_away(
+    make_rig, monkeypatch, length, is_broken
+):
+    """`suffix` grows over the limit, by the same text's `ngram`, whose turn would be next."""
+    both_bytes = MAX_TOKEN_BYTES + 3 * MAX_RUN_BYTES
+    monkeypatch.setattr("paceline.target.lookup_memory._MIB", 104 * both_bytes)
+    rig = make(make_rig, "auto")
+    made, real = [], rig.scheduler.local._proposer
+
+    def proposer(sequence, name):
+        made.append(name)
+        if is_broken and made.count(name) > 1:
+            raise MemoryError
+        return real(sequence, name)
+
+    rig.scheduler.local._proposer = proposer
+    rig.add(prompt(length), 60)
+    while rig.scheduler.num_running:
+        drafting(rig)
+        memory(rig)
+    assert sorted(made) == ["ngram", "suffix"]
+    assert memory(rig).drops.num_ngram == 1
