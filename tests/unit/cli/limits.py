@@ -25,6 +25,7 @@ CLI_CONSTANTS: dict[str, str] = {
             *("engine.rejection_files:MAX_FILES", "engine.rejection_files:MAX_TOTAL_BYTES"),
             *("engine.rejection_files:MAX_LINE_BYTES", "engine.rejection_files:MAX_TOP"),
             *("engine.rejection_files:MAX_CONTEXT_TOKENS", "engine.rejection_files:MAX_NAME_CHARS"),
+            *("engine.rejection_files:MAX_FOLDERS", "engine.rejection_files:MAX_DEPTH"),
         ),
         "unit/engine/test_rejection_files.py::test_limits",
     ),
