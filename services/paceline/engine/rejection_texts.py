@@ -38,8 +38,8 @@ class RejectedText:
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """`num_places`: different contexts among `num_entries` log entries. `num_bare` entries have no
-    context, `num_adapted` are of requests with an adapter, whose law is not the target's; `num_torn`
-    lines are none."""
+    context, `num_adapted` are of requests with an adapter, whose law is not the target's.
+    `num_torn` lines are none."""
 
     texts: tuple[RejectedText, ...]
     num_entries: int

@@ -126,7 +126,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 list(read_rejections([tmp_path]))
     other = write_lines(tmp_path / "other", [GOOD])
     monkeypatch.setattr(rejection_files, "MAX_TOTAL_BYTES", length)
-    with pytest.raises(ConfigError, match="at most 0.0 fit: name fewer of them"):
+    with pytest.raises(ConfigError, match=r"at most 0.0 fit: name fewer of them"):
         list(read_rejections([path, other]))
     monkeypatch.setattr(rejection_files, "MAX_FILES", 1)
     with pytest.raises(ConfigError, match="there are more than 1 files of rejections"):

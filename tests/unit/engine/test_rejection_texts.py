@@ -186,7 +186,7 @@ def test_torn_lines_are_told(tmp_path: Path) -> None:
         found = kept_rejections([log], 50, 100, 60, tmp_path)
         assert found.sentence().endswith("; 1 torn lines are left out")
     log.write_text(whole[:20] + "\n")
-    with pytest.raises(ConfigError, match="in .*log yet: 1 torn lines are left out"):
+    with pytest.raises(ConfigError, match=r"in .*log yet: 1 torn lines are left out"):
         gather_rejections([log], 50, 100)
 
 
