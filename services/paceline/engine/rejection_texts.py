@@ -96,12 +96,12 @@ def gather_rejections(paths: Sequence[Path], length: int, longest: int) -> Rejec
         why = f": {torn_sentence(torn.num)}" if torn.num else ""
         raise ConfigError(f"there are no rejections in {named} yet{why}")
     if not contexts:
-        why = [bare_sentence(num_bare, num_entries)] if num_bare else []
+        reasons = [bare_sentence(num_bare, num_entries)] if num_bare else []
         if num_adapted:
-            why.append(
+            reasons.append(
                 f"{num_adapted:,} of {num_entries:,} entries are of requests with an adapter"
             )
-        raise ConfigError(f"nothing to learn from in {named}: {'; '.join(why)}")
+        raise ConfigError(f"nothing to learn from in {named}: {'; '.join(reasons)}")
     texts = tuple(join_contexts(contexts, min(length, longest), min(2 * length, longest)))
     return Rejected(texts, num_entries, num_bare, num_adapted, torn.num)
 

@@ -11,6 +11,7 @@ CLI_CONSTANTS: dict[str, str] = {
     "cli.chat_session:MAX_SPECULATION": (
         "unit/cli/test_chat.py::test_commands_of_the_conversation"
     ),
+    "cli.console:MAX_TOLD_CHARS": "unit/cli/test_console.py::test_somebody_elses_words",
     "cli.chat_talk:MAX_PROMPT_CHARS": "unit/cli/test_chat.py::test_errors_are_one_line_and_exit_1",
     "cli.distill:MAX_STUDENT_BYTES": "unit/cli/test_distill.py::test_a_students_config",
     "cli.distill_options:MAX_MEDUSA_HEADS": (
