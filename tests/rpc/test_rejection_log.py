@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import socket
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -20,9 +22,11 @@ from paceline.config import RejectionLogConfig
 from paceline.generation import GenerateRequest, RoundDelta, TokenOrigin
 from paceline.protocol.token_log import TokenLog
 from paceline.target.rejection_log import (
+    MAX_HOST_CHARS,
     NUM_TOP,
     LineFile,
     RejectionLog,
+    host_part,
     open_rejection_log,
     rejection_counts,
 )
@@ -201,6 +205,29 @@ def test_a_rotation_that_fails_costs_lines_until_it_succeeds(tmp_path: Path) -> 
     assert (file.num_written, file.num_dropped) == (1, 0)
 
 
+def test_a_files_name_tells_hosts_apart(tmp_path: Path) -> None:
+    file = LineFile(tmp_path, max_bytes=100, max_queue_size=16)
+    file.close()
+    host = host_part(socket.gethostname())
+    assert file.path.name == f"rejections-{host}-{os.getpid()}.jsonl"
+    assert host_part("pod-7.x/../\x1b[2J") == "pod-7-x------2J"
+    assert host_part("") == "host"
+    assert host_part("a" * 64 + "-z7") == "a" * (MAX_HOST_CHARS - 3) + "-z7"
+
+
+def test_half_a_line_of_a_process_before_is_ended(tmp_path: Path) -> None:
+    file = LineFile(tmp_path, max_bytes=100, max_queue_size=16)
+    file.put({"number": 1})
+    file.close()
+    with file.path.open("ab") as before:
+        before.write(b'{"numb')
+    for number in (2, 3):
+        file = LineFile(tmp_path, max_bytes=100, max_queue_size=16)
+        file.put({"number": number})
+        file.close()
+    assert file.path.read_text() == '{"number":1}\n{"numb\n{"number":2}\n{"number":3}\n'
+
+
 def test_half_a_line_does_not_stay(tmp_path: Path) -> None:
     class Small(FileIO):
         """A disk with room for 20 bytes."""
@@ -221,8 +248,18 @@ def test_half_a_line_does_not_stay(tmp_path: Path) -> None:
 def test_files_of_processes_that_are_gone_are_bounded(tmp_path: Path) -> None:
     for number in range(MAX_FILES + 6):
         (tmp_path / f"rejections-{10**9 + number}.jsonl").write_text("{}")
+    for number in range(3):  # of other hosts: the oldest of all
+        file = tmp_path / f"rejections-other-{os.getpid()}{number}.jsonl"
+        file.touch()
+        os.utime(file, (number, number))
+    host = host_part(socket.gethostname())
+    alive = tmp_path / f"rejections-{host}-{os.getppid()}.jsonl"
+    alive.touch()
+    os.utime(alive, (0, 0))
     LineFile(tmp_path, max_bytes=1 << 20, max_queue_size=16).close()
     assert len(list(tmp_path.iterdir())) == MAX_FILES
+    assert [path.name for path in tmp_path.glob("rejections-*-*.jsonl")].count(alive.name) == 1
+    assert not list(tmp_path.glob("rejections-other-*"))
 
 
 def test_a_full_queue_drops_and_counts(

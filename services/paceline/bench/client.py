@@ -162,8 +162,11 @@ class LoadClient:
             )
         try:
             listed: dict[str, Mapping[str, Any]] = {str(one["id"]): one for one in body["data"]}
+            "".join(listed).encode()  # half a character could not be asked for
             return listed.get(name, {"id": name}) if name else next(iter(listed.values()))
-        except (LookupError, TypeError, StopIteration) as error:
+        except (LookupError, TypeError, StopIteration, UnicodeError) as error:
+            if name:
+                return {"id": name}
             raise PacelineError(f"{self._url}/v1/models names no model; use --model") from error
 
     async def send(self, ask: Ask, due_s: float, watcher: Watcher) -> Outcome:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from paceline import __version__
-from paceline.bench.client import Clock, LoadClient, Outcome
+from paceline.bench.client import MAX_MESSAGE_CHARS, Clock, LoadClient, Outcome
 from paceline.bench.live import OFF, LiveBench, LiveConfig, Side, Status
 from paceline.bench.load import Amount, Sleep
 from paceline.bench.prompts import Prompt
@@ -28,6 +28,7 @@ MAX_ROUNDS = 1000
 # A draft replica may still be joining; without any the rest is measured all the same.
 DRAFT_WAIT_S = 30.0
 DRAFT_POLL_S = 0.5
+NO_REASON = "it does not say why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,9 @@ def offered(
     methods has to be tried. PacelineError for a wanted one that the model has not, or for none."""
     reasons = served.get("refused_speculation_methods")
     known = reasons if isinstance(reasons, dict) else {}
-    refused = {name: str(said) for name, said in known.items()}
+    refused = {
+        str(name): str(said or NO_REASON)[:MAX_MESSAGE_CHARS] for name, said in known.items()
+    }
     if lacking := [name for name in wanted if name in refused]:
         have = ", ".join(name for name in COMPARED if name not in refused) or "none"
         raise PacelineError(

@@ -132,28 +132,31 @@ def _service(url: str, file: Path | None) -> Iterator[str]:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """length: tokens a pass. Sentences of the service come without markup."""
+    """length: tokens a pass. Words of the service neither style nor steer the terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.cli.console import err, print_rows
+    from paceline.cli.console import print_rows, print_told, told
+    from paceline.cli.values import word
 
     config = result["config"]
     table = Table(
-        title=f"{result['model']}, medians of {config['rounds']} rounds, "
-        f"{config['live']['concurrency']} at a time",
+        title=Text(
+            f"{told(result['model'])}, medians of {config['rounds']} rounds, "
+            f"{config['live']['concurrency']} at a time"
+        ),
         title_justify="left",
     )
     for column, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if column > 1 else "left")
     for row in result["rows"]:
-        table.add_row(*(Text(cell) for cell in _cells(row)))
+        table.add_row(*(Text(word(cell)) for cell in _cells(row)))
     print_rows(table)
     for method, sentence in result["refused"].items():
-        err.print(f"{method} was refused: {sentence}", markup=False)
+        print_told(f"{method} was refused: {sentence}")
     for row in result["rows"]:
         for sentence in row["example_errors"].values():
-            err.print(f"{row['set']}, {row['method']}: {sentence}", markup=False)
+            print_told(f"{row['set']}, {row['method']}: {sentence}")
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import httpx
 
 from paceline.cli import demo_view
 from paceline.cli.chat_session import HELP, ChatSession, Settings, answer_json
-from paceline.cli.console import err, out
+from paceline.cli.console import err, out, told
 from paceline.cli.demo import client
 from paceline.cli.demo_stream import Answer, Piece, model_name, stream_chat
 from paceline.cli.values import json_line
@@ -75,9 +75,8 @@ class Talk:
 
     def converse(self) -> None:
         """Until Ctrl-D. An answer that fails is a sentence, not the end."""
-        err.print(
-            f"{self._session.settings.model} at {self._url}. {HELP}", style="dim", markup=False
-        )
+        greeting = told(f"{self._session.settings.model} at {self._url}. {HELP}")
+        err.print(greeting, style="dim", markup=False)
         with _history():
             while (line := _next_line()) is not None:
                 question = line.strip()
@@ -92,7 +91,7 @@ class Talk:
         except KeyboardInterrupt:
             err.print("\n(stopped)", style="dim")
         except (PacelineError, httpx.HTTPError) as error:
-            err.print(f"error: {error}", style="red", markup=False)
+            err.print(told(f"error: {error}"), style="red", markup=False)
 
     def ask(self, question: str) -> None:
         """One answer, printed as it comes. What came before a Ctrl-C stays in the conversation."""

@@ -16,7 +16,9 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.progress import Progress as Bars
+from rich.text import Text
 
+from paceline.cli.values import word
 from paceline.models import Progress
 
 # soft_wrap: a long line (a curl command, a path) stays one line when it is copied or piped.
@@ -26,6 +28,7 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 # Nobody's row is longer; what is, is folded.
 PIPE_COLUMNS = 1000
+MAX_TOLD_CHARS = 4000
 
 
 def print_rows(table: RenderableType) -> None:
@@ -41,7 +44,17 @@ def print_rows(table: RenderableType) -> None:
 
 def print_error(message: str) -> None:
     err.print("[bold red]error:[/]", end=" ")
-    err.print(message, markup=False)
+    print_told(message)
+
+
+def print_told(text: str) -> None:
+    """On stderr, a bounded part of what may hold somebody else's words: one line, no markup."""
+    err.print(told(text), markup=False)
+
+
+def told(text: str) -> str:
+    cut = text if len(text) <= MAX_TOLD_CHARS else f"{text[: MAX_TOLD_CHARS - 3]}..."
+    return word(" ".join(cut.splitlines()))
 
 
 @contextmanager
@@ -95,7 +108,7 @@ def status_display() -> Iterator[Callable[[str], None]]:
     spinner = err.status("")
 
     def show(text: str) -> None:
-        spinner.update(text)
+        spinner.update(Text(told(text)))
         if text:
             spinner.start()
         else:
@@ -114,7 +127,7 @@ def lines_on_change() -> Iterator[Callable[[str], None]]:
     def show(text: str) -> None:
         nonlocal last
         if text and text != last:
-            err.print(text, markup=False)
+            print_told(text)
         last = text
 
     yield show

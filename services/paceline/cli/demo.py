@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from rich.text import Text
 
 from paceline.cli import demo_view
-from paceline.cli.console import err, out
+from paceline.cli.console import err, out, told
 from paceline.cli.demo_stream import (
     REQUEST_TIMEOUT_S,
     Answer,
@@ -90,11 +91,14 @@ def _check(request: DemoRequest) -> None:
 
 
 def _run(http: httpx.Client, request: DemoRequest, max_rows: int, has_drafts: bool | None) -> bool:
-    model = model_name(http)
+    try:
+        model = model_name(http)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise PacelineError(f"{http.base_url} names no model: is it the service?") from error
     with_draft = WITH_DRAFT | ({} if request.method is None else {"method": request.method})
     _warm_up(http, model, request, with_draft, has_drafts)
     out.print(demo_view.legend())
-    out.print(f"\n[bold]{model}[/], the same prompt twice.")
+    out.print(Text.assemble("\n", (told(model), "bold"), ", the same prompt twice."))
     out.print(f"> {request.prompt}\n", style="bold", markup=False)
     drafted = _ask(http, model, request, with_draft)
     out.print(demo_view.rounds_table(drafted.rounds, max_rows))

@@ -121,7 +121,9 @@ class Answer:
 
 
 def model_name(http: httpx.Client) -> str:
-    return str(_checked(http.get("/v1/models"))["data"][0]["id"])
+    name = str(_checked(http.get("/v1/models"))["data"][0]["id"])
+    name.encode()  # half a character could not be asked for
+    return name
 
 
 def stream_chat(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,12 +34,15 @@ def rejections(paths: Paths, draft: Draft = None, top: Top = 10, as_json: AsJson
       paceline rejections ~/rejections --draft smollm2-135m-draft
     """
     from paceline.engine.rejection_figures import rejection_figures
-    from paceline.engine.rejection_files import read_rejections
+    from paceline.engine.rejection_files import Torn, read_rejections
 
     vocab = None if draft is None else _vocab(draft)
-    found = rejection_figures(read_rejections(paths), top, vocab)
+    torn = Torn()
+    found = rejection_figures(read_rejections(paths, torn), top, vocab)
+    found = replace(found, num_torn=torn.num)
     if not found.num_entries:
-        raise ConfigError(f"there are no rejections in {', '.join(map(str, paths))} yet")
+        why = f": {torn.num:,} torn lines are left out" if torn.num else ""
+        raise ConfigError(f"there are no rejections in {', '.join(map(str, paths))} yet{why}")
     if as_json:
         out.print(json_line(asdict(found)), markup=False)
     else:
@@ -81,6 +84,8 @@ def table(found: RejectionFigures, draft: str | None) -> Table:
         row(f"{draft} never says", f"{found.num_outside:,} ({found.num_outside / num:.0%})")
     hint = " (rejection_log.context_tokens)" if found.num_bare else ""
     row("without context", f"{found.num_bare:,} of {num:,}{hint}")
+    if found.num_torn:
+        row("torn lines", f"{found.num_torn:,}, left out")
     for token_id, times in found.tokens:
         row(f"token {token_id}", f"{times:,} ({times / num:.1%})")
     return rows

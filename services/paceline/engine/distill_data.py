@@ -219,12 +219,10 @@ def _with_rejections(
     data: Data, settings: DataSettings, work: Path, config: Any, progress: Progress
 ) -> Data:
     """They are never measured on: a report is of the same kind of chats with and without them."""
-    found = kept_rejections(
-        settings.rejections, settings.length, config.max_position_embeddings, work
-    )
+    longest, vocab_size = config.max_position_embeddings, config.vocab_size
+    found = kept_rejections(settings.rejections, settings.length, longest, vocab_size, work)
     progress(found.sentence(), 0, 0)
     texts = [Chat(text.ids, 1) for text in found.texts]
-    check_chats(texts, "the rejections", config.vocab_size, config.max_position_embeddings)
     return replace(
         data,
         train=[*data.train, *texts],

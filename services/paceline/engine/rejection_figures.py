@@ -21,6 +21,7 @@ class RejectionFigures:
     `taken`: mean probability, at T = 1, of the token that the target took; `best`: of its most
     likely one; `greedy`: how often the two are the same. `num_outside`: tokens taken that the
     draft can never propose (None: no draft was named). `tokens`: (id, times), most often first.
+    `num_torn`: lines that were no entries.
     """
 
     models: tuple[str, ...]
@@ -33,6 +34,7 @@ class RejectionFigures:
     greedy: float
     num_outside: int | None
     tokens: tuple[tuple[int, int], ...]
+    num_torn: int = 0
 
 
 def rejection_figures(

@@ -14,9 +14,11 @@ import json
 import logging
 import os
 import queue
+import re
+import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -33,23 +35,30 @@ logger = logging.getLogger(__name__)
 
 NUM_TOP = 16
 CLOSE_TIMEOUT_S = 3.0
+MAX_HOST_CHARS = 64
 
 Generate = Callable[[GenerateRequest], AsyncGenerator[RoundDelta | None, None]]
 
 
+def host_part(name: str) -> str:
+    """Process ids are the same in many containers, and their files are copied together."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[-MAX_HOST_CHARS:] or "host"
+
+
 class LineFile:
-    """A bounded queue, a thread and a file `<folder>/rejections-<pid>.jsonl`; at `max_bytes` that
-    becomes `rejections-<pid>.1.jsonl`, in place of an older one. Raises OSError where it cannot.
-    Files of processes that are gone make room as traces do.
+    """A bounded queue, a thread and a file `<folder>/rejections-<host>-<pid>.jsonl`; at `max_bytes`
+    that becomes `rejections-<host>-<pid>.1.jsonl`, in place of an older one. Raises OSError where
+    it cannot. Files of processes that are gone make room as traces do.
 
     A full queue or a full disk costs lines (`num_dropped`), never anything else.
     """
 
     def __init__(self, folder: Path, max_bytes: int, max_queue_size: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        remove_oldest(folder, "rejections")
-        self.path = folder / f"rejections-{os.getpid()}.jsonl"
-        self._old_path = folder / f"rejections-{os.getpid()}.1.jsonl"
+        host = host_part(socket.gethostname())
+        remove_oldest(folder, "rejections", host)
+        stem = f"rejections-{host}-{os.getpid()}"
+        self.path, self._old_path = folder / f"{stem}.jsonl", folder / f"{stem}.1.jsonl"
         self._file = self._open()
         self._max_bytes = max_bytes
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(max_queue_size)
@@ -105,8 +114,14 @@ class LineFile:
 
     def _open(self) -> FileIO:
         """Others on this machine have no business in it: ids can be turned into text. Without a
-        buffer, so that what does not fit on the disk is not tried again."""
-        return FileIO(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        buffer, so that what does not fit on the disk is not tried again. It may be of a process
+        before us, with the same id, whose machine went down within a line."""
+        number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with suppress(OSError):  # a full disk: only the next line is lost
+            length = os.fstat(number).st_size
+            if length and os.pread(number, 1, length - 1) != b"\n":
+                os.write(number, b"\n")
+        return FileIO(number, "ab")
 
 
 def open_rejection_log(config: RejectionLogConfig, model_id: str) -> RejectionLog | None:

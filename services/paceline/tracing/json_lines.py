@@ -101,20 +101,23 @@ def _joined(values: Iterable[str]) -> str:
     return ",".join(_value(value) for value in values)
 
 
-def remove_oldest(folder: Path, service_name: str) -> None:
+def remove_oldest(folder: Path, service_name: str, host: str = "") -> None:
     """Others may do the same meanwhile. Files of processes that live, so far as this host can
-    tell, stay, as do our own."""
-    dated: list[tuple[float, Path, int]] = []
+    tell, stay, as do our own. With a `host`, files are `<service_name>-<host>-<pid>`."""
+    dated: list[tuple[float, Path, bool]] = []
     for file in folder.glob(f"{service_name}-*.jsonl"):
         name = file.name.removeprefix(f"{service_name}-").partition(".")[0]
-        if name.isdecimal():  # else it is of a service whose name begins like this one's
+        where, _, pid = name.rpartition("-")
+        # Else it is of a service whose name begins like this one's.
+        if pid.isdecimal() and (host or not where):
+            is_alive = where in ("", host) and _is_alive(int(pid))
             with suppress(FileNotFoundError):
-                dated.append((file.stat().st_mtime, file, int(name)))
+                dated.append((file.stat().st_mtime, file, is_alive))
     num_over = len(dated) + 1 - MAX_FILES
-    for _, file, pid in sorted(dated):
+    for _, file, is_alive in sorted(dated):
         if num_over <= 0:
             break
-        if not _is_alive(pid):
+        if not is_alive:
             file.unlink(missing_ok=True)
             num_over -= 1
 

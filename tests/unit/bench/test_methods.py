@@ -151,6 +151,13 @@ async def test_what_was_asked_for_and_is_not_offered(scripted: ScriptedService) 
     said = "scripted has no ngram: not here; it offers model"
     with pytest.raises(PacelineError, match=said):
         await run_for(timed, ("model", "ngram"), model="scripted")
+    for nothing in (None, ""):
+        says(scripted, {"ngram": nothing})
+        with pytest.raises(PacelineError, match="scripted has no ngram: it does not say why; it"):
+            await run_for(timed, ("ngram",), model="scripted")
+    says(scripted, {"ngram": "x" * 301})
+    with pytest.raises(PacelineError, match=r"has no ngram: x{300}; it offers"):
+        await run_for(timed, ("ngram",), model="scripted")
     says(scripted, dict.fromkeys(COMPARED, "all is off"))
     with pytest.raises(PacelineError, match="scripted offers no method: all is off"):
         await run_for(timed, (), model="scripted")

@@ -11,6 +11,7 @@ CLI_CONSTANTS: dict[str, str] = {
     "cli.chat_session:MAX_SPECULATION": (
         "unit/cli/test_chat.py::test_commands_of_the_conversation"
     ),
+    "cli.console:MAX_TOLD_CHARS": "unit/cli/test_console.py::test_somebody_elses_words",
     "cli.chat_talk:MAX_PROMPT_CHARS": "unit/cli/test_chat.py::test_errors_are_one_line_and_exit_1",
     "cli.distill:MAX_STUDENT_BYTES": "unit/cli/test_distill.py::test_a_students_config",
     "cli.distill_options:MAX_MEDUSA_HEADS": (
@@ -25,6 +26,7 @@ CLI_CONSTANTS: dict[str, str] = {
             *("engine.rejection_files:MAX_FILES", "engine.rejection_files:MAX_TOTAL_BYTES"),
             *("engine.rejection_files:MAX_LINE_BYTES", "engine.rejection_files:MAX_TOP"),
             *("engine.rejection_files:MAX_CONTEXT_TOKENS", "engine.rejection_files:MAX_NAME_CHARS"),
+            *("engine.rejection_files:MAX_FOLDERS", "engine.rejection_files:MAX_DEPTH"),
         ),
         "unit/engine/test_rejection_files.py::test_limits",
     ),

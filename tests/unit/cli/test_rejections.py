@@ -109,7 +109,7 @@ def test_distill_says_what_it_takes_and_what_it_cannot(logs: Path, tmp_path: Pat
     foreign = write_lines(tmp_path / "foreign", [line(range(99, 140), 5, 9)])
     for log, problem in (
         (bare, f"nothing to learn from in {bare}: 1 of 1 entries have no context: "),
-        (foreign, "the rejections: chat 1 has token id 103, the target has 101 ids"),
+        (foreign, f"{foreign}: text 1 has token id 103, the target has 101 ids: it was made"),
     ):
         out = tmp_path / f"{log.name}-draft"
         result = run(*common, "--out", out, "--rejections", log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import stat
 import tempfile
@@ -107,7 +108,9 @@ def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
     assert said(bare, bare) == (
         "nothing to learn from in LOG: 2 of 2 entries have no context: rejection_log.context_tokens"
     )
-    assert said(adapted).endswith("; 1 are of requests with an adapter")
+    of_adapters = "1 of {} entries are of requests with an adapter"
+    assert said(adapted) == f"nothing to learn from in LOG: {of_adapters.format(1)}"
+    assert said(adapted, bare).endswith(f"_tokens; {of_adapters.format(2)}")
     assert said(line(TEXT, 5, 4), line(TEXT, 6, 4, model="other")) == (
         "the rejections are of several models (other, tiny): name one's files"
     )
@@ -118,14 +121,73 @@ def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
 
 def test_a_work_folder_keeps_what_it_was_begun_with(tmp_path: Path) -> None:
     log = write_lines(tmp_path / "log", [line(TEXT, 7, 100), line(TEXT, 8)])
-    first = kept_rejections([log], 50, 100, tmp_path)
+    first = kept_rejections([log], 50, 100, 60, tmp_path)
     write_lines(log, [line(TEXT, 9, 100)])
-    assert kept_rejections([log], 50, 100, tmp_path) == first
+    assert kept_rejections([log], 50, 100, 60, tmp_path) == first
     assert stat.S_IMODE((tmp_path / KEPT).stat().st_mode) == 0o600
-    for text in ("{", "[]", '{"texts": [[1, 2]], "counts": [1, 2, 3]}', '{"texts": []}'):
-        (tmp_path / KEPT).write_text(text)
-        with pytest.raises(ConfigError, match=r"rejections.json is damaged: delete the work"):
-            kept_rejections([log], 50, 100, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "[]", '{"texts": []}', "\xff", "[" * 100_000),
+        json.dumps({"texts": [[1, 2]], "counts": [1, 2, 3]}),
+        json.dumps({"texts": [], "counts": [1, 2, 3]}),
+        *(
+            json.dumps({"texts": [[[5, 6, 7], [0, 2]], [ids, places]], "counts": counts})
+            for ids, places, counts in (
+                *((["a"], [0], [1, 0, 0]), ([5, 6.0], [0], [1, 0, 0]), ([-1], [0], [1, 0, 0])),
+                *(([True], [0], [1, 0, 0]), ([2**31], [0], [1, 0, 0]), ([], [], [1, 0, 0])),
+                *(("56", [0], [1, 0, 0]), ({"5": 6}, [0], [1, 0, 0]), (None, [0], [1, 0, 0])),
+                *(([5, 6], [2], [1, 0, 0]), ([5, 6], [-1], [1, 0, 0]), ([5], [], [1, 0, 0])),
+                *(([5, 6], [1, 0], [1, 0, 0]), ([5, 6], [1, 1], [1, 0, 0]), ([5], "0", [1, 0, 0])),
+                *(([5], [0], [1, 0]), ([5], [0], [1, 0, -1]), ([5], [0], [1, 0, 0, 0, 0])),
+                *(([5], [0], [1, 0, 0.5]), ([5], [0], {"a": 1}), ([5], [0], "123")),
+            )
+        ),
+    ],
+)
+def test_kept_texts_that_are_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / KEPT).write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError) as caught:
+        kept_rejections([tmp_path / "log"], 50, 100, 60, tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path / KEPT} is damaged: delete it, and every ")
+
+
+def test_what_the_target_cannot_read_is_not_kept(tmp_path: Path) -> None:
+    log = write_lines(tmp_path / "log", [line(TEXT, 7, 100), line(TEXT, 30, 100)])
+
+    def said(longest: int, vocab_size: int) -> str:
+        with pytest.raises(ConfigError) as caught:
+            kept_rejections([log], 50, longest, vocab_size, tmp_path)
+        return str(caught.value)
+
+    foreign = "text 1 has token id 49, the target has 49 ids: it was made with another tokenizer"
+    assert said(100, 49) == f"{log}: {foreign}"
+    assert not (tmp_path / KEPT).exists()
+    kept = kept_rejections([log], 50, 100, 50, tmp_path)  # the right log is not behind a wrong one
+    assert max(kept.texts[0].ids) == 49
+    path = tmp_path / KEPT
+    remedy = "delete it, and every teacher-*.safetensors beside it"
+    assert said(100, 49) == f"{path}: {foreign}: {remedy}"
+    assert said(29, 50) == f"{path}: text 1 has 30 tokens, the target 29 positions: {remedy}"
+    assert kept_rejections([log], 50, 30, 50, tmp_path) == kept
+    path.write_text(path.read_text().replace("[2, 0, 0, 0]", "[2, 0, 0]"))  # of an older release
+    assert kept_rejections([log], 50, 100, 50, tmp_path) == kept
+    path.unlink()
+    path.mkdir()
+    assert said(100, 50) == f"cannot read {path}: Is a directory"
+
+
+def test_torn_lines_are_told(tmp_path: Path) -> None:
+    whole = json.dumps(line(TEXT, 5, 9))
+    log = write_lines(tmp_path / "log", [line(TEXT, 7, 100)], f"{whole[:20]}\n{whole}\n")
+    for _ in range(2):
+        found = kept_rejections([log], 50, 100, 60, tmp_path)
+        assert found.sentence().endswith("; 1 torn lines are left out")
+    log.write_text(whole[:20] + "\n")
+    with pytest.raises(ConfigError, match=r"in .*log yet: 1 torn lines are left out"):
+        gather_rejections([log], 50, 100)
 
 
 def test_rejected_rows_count_more_and_nothing_of_them_is_skipped() -> None:

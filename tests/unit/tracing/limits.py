@@ -24,6 +24,7 @@ TRACING_NOT_A_LIMIT: dict[str, str] = {
 }
 
 TRACING_CONSTANTS: dict[str, str] = {
+    "target.rejection_log:MAX_HOST_CHARS": f"{_REJECTIONS}::test_a_files_name_tells_hosts_apart",
     "target.rejection_log:NUM_TOP": (
         f"{_REJECTIONS}::test_each_rejection_is_a_line_that_names_its_place"
     ),
