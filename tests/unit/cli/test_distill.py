@@ -189,7 +189,10 @@ def test_options_that_do_not_go_together(
         (("--chats", "/dev/zero"), "/dev/zero is not an ordinary file"),
         (("--text", "/dev/zero", "--num-chats", "0"), "/dev/zero is not an ordinary file"),
         (("--device", "mps"), "--device 'mps' is neither cpu nor cuda"),
-        (("--init", ""), "--init '' names no draft: give a draft's folder or alias"),
+        (
+            ("--init", "", "--steps", "1"),
+            "--init '' names no draft: give a draft's folder or alias",
+        ),
         (("--init", SMALL_FORM), f"{SMALL_FORM} is the small form of a draft: --init needs"),
         (("--init", HEADS), f"{HEADS} holds Medusa heads: --init names a draft's folder"),
         (("--init", "nowhere"), "model 'nowhere' is neither a folder here"),
