@@ -97,6 +97,8 @@ def distill(
         err.print("stopped; the same command goes on from here", markup=False)
         raise KeyboardInterrupt
     _show(report)
+    if note := report["made"].get("held_out_note"):
+        err.print(f"warning: {note}", markup=False)
     out.print(str(job.out), markup=False)
 
 
@@ -129,15 +131,16 @@ def _job(given: dict[str, Any]) -> DistillJob:
     layers = _layers(given["layers"])
     _check_device(given["device"])
     folder = models.resolve(given["target"])
-    init = models.resolve(given["init"]) if given["init"] else None
     from paceline.engine.distill import Budget
     from paceline.engine.distill_data import DataSettings
+    from paceline.engine.distill_init import find_draft
     from paceline.engine.distill_run import DistillJob
     from paceline.engine.student import Recipe
 
     chats, num_chats = given["chats"], given["num_chats"]
     vocab = options.DEFAULT_VOCAB if given["vocab"] is None else given["vocab"]
     minutes = options.DEFAULT_MINUTES if given["minutes"] is None else given["minutes"]
+    init = None if given["init"] is None else find_draft(given["init"])
     steps, rate = given["steps"] or 0, given["rate"]
     to = given["to"]
     return DistillJob(

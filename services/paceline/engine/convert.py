@@ -111,7 +111,7 @@ def write_draft(
     anything at run time. `changes`: what the config has otherwise than the target's.
     """
     tensors = dict(tensors)
-    target = _load_tensors(target_folder, {_EMBEDDINGS, _HEAD})
+    target = load_tensors(target_folder, {_EMBEDDINGS, _HEAD})
     embeddings = target.get(_EMBEDDINGS)
     head_map, embed_map = tensors.pop("head_map"), tensors.pop("embed_map", None)
     token_ids = tensors.pop("draft_vocab", None)
@@ -138,7 +138,8 @@ def write_draft(
     return out
 
 
-def _load_tensors(folder: Path, names: set[str]) -> dict[str, torch.Tensor]:
+def load_tensors(folder: Path, names: set[str]) -> dict[str, torch.Tensor]:
+    """Those of the names that the folder's safetensors have."""
     found: dict[str, torch.Tensor] = {}
     for shard in sorted(folder.glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:

@@ -31,8 +31,10 @@ from paceline.engine.chat_files import (
     write_chats,
 )
 from paceline.engine.distill import by_size, load_whole, padded, save_whole
+from paceline.engine.distill_lineage import BESIDES, MADE_UP
+from paceline.engine.model_config import read_model_config
 from paceline.engine.plain_texts import make_texts
-from paceline.engine.rejection_texts import kept_rejections
+from paceline.engine.rejection_texts import Rejected, kept_rejections
 from paceline.engine.student import FAMILIES, Example
 from paceline.errors import ConfigError
 from paceline.models import Progress, gguf_file, no_progress, sha256_of
@@ -116,10 +118,7 @@ def check_target(folder: Path, length: int = 0) -> None:
     """`ConfigError` unless it can be distilled, from texts of so many tokens."""
     if gguf_file(folder) is not None:
         raise ConfigError(f"{folder} is a GGUF file: only safetensors can be distilled")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"cannot read the model config in {folder}: {error}") from error
+    config = read_model_config(folder)
     if config.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ConfigError(f"{folder} is a {config.model_type}: only {known} can be distilled")
@@ -189,12 +188,14 @@ def gather(
     """All examples of the settings; those that the target makes up are kept in the work folder."""
     tokenizer = load_tokenizer(target_folder)
     texts = [w for path in settings.texts for w in read_windows(path, tokenizer, settings.length)]
+    config = AutoConfig.from_pretrained(target_folder, local_files_only=True)
+    # Before chats are made up for hours: nothing may come of the logs.
+    rejected = _rejected(settings, work, config, progress) if settings.rejections else None
     chats: list[Chat] = []
     if settings.chats is not None:
         chats = read_chats(settings.chats)
     elif settings.num_chats:
         chats = _made_up(target_folder, tokenizer, settings, work, device, progress)
-    config = AutoConfig.from_pretrained(target_folder, local_files_only=True)
     for what, part in ((str(settings.chats or work), chats), ("the text files", texts)):
         check_chats(part, what, config.vocab_size, config.max_position_embeddings)
     # Measured are chats; pieces of text only where there is nothing else.
@@ -204,7 +205,7 @@ def gather(
         raise ConfigError(
             f"there are {len(measured)} chats: {held_out} held out leave nothing to train on"
         )
-    said = [f"{len(chats):,} chats that the target made up"] if chats else []
+    said = [f"{len(chats):,} {MADE_UP}"] if chats else []
     if settings.chats is not None:
         said = [f"{len(chats):,} chats of {settings.chats.name}"]
     said += [f"{len(texts):,} pieces of text files"] if texts else []
@@ -212,22 +213,23 @@ def gather(
     said[-1] += f", {num_tokens:,} tokens; the last {held_out} are held out"
     prefix = common_prefix(chats) if chats else 0
     data = Data([*others, *measured[:-held_out]], measured[-held_out:], prefix, ", ".join(said))
-    return _with_rejections(data, settings, work, config, progress) if settings.rejections else data
+    return data if rejected is None else _with_rejections(data, rejected)
 
 
-def _with_rejections(
-    data: Data, settings: DataSettings, work: Path, config: Any, progress: Progress
-) -> Data:
-    """They are never measured on: a report is of the same kind of chats with and without them."""
+def _rejected(settings: DataSettings, work: Path, config: Any, progress: Progress) -> Rejected:
     longest, vocab_size = config.max_position_embeddings, config.vocab_size
     found = kept_rejections(settings.rejections, settings.length, longest, vocab_size, work)
     progress(found.sentence(), 0, 0)
-    texts = [Chat(text.ids, 1) for text in found.texts]
+    return found
+
+
+def _with_rejections(data: Data, rejected: Rejected) -> Data:
+    """They are never measured on: a report is of the same kind of chats with and without them."""
     return replace(
         data,
-        train=[*data.train, *texts],
-        places=tuple(text.places for text in found.texts),
-        description=f"{data.description}; besides {found.sentence()}",
+        train=[*data.train, *[Chat(text.ids, 1) for text in rejected.texts]],
+        places=tuple(text.places for text in rejected.texts),
+        description=f"{data.description}{BESIDES}{rejected.sentence()}",
     )
 
 

@@ -7,6 +7,7 @@ and the same job goes on there where it was stopped. Knows no terminal: a `Watch
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +28,7 @@ from paceline.engine.chat_files import (
 )
 from paceline.engine.convert import compose_draft, write_draft
 from paceline.engine.distill import (
+    CHECKPOINT,
     Budget,
     DraftObjective,
     Objective,
@@ -53,7 +55,8 @@ from paceline.engine.distill_data import (
     use_device,
 )
 from paceline.engine.distill_folders import check_apart, claim_result
-from paceline.engine.distill_init import digest_of, shape_of, start_from
+from paceline.engine.distill_init import check_init, complete_recipe, start_from
+from paceline.engine.distill_lineage import earlier_runs, held_out_note
 from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
 from paceline.engine.draft_head import read_draft_vocab
 from paceline.engine.medusa_training import HeadsObjective, write_heads
@@ -73,6 +76,7 @@ from paceline.models import Progress, no_progress, sha256_of
 
 HELD_OUT = "held_out.jsonl"
 _VOCAB = "vocab.safetensors"
+_SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +127,26 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
         check_target(job.target, job.data.length if is_made_up or job.data.texts else 0)
         recipe = _complete_recipe(job)
         _check_places(job)
-        if job.data.rejections:  # its states are as good as their text: nobody else's business
-            job.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remember(_data_settings(job), job.work, "data.json")
+        _claim_work(job)
         data = gather(job.target, job.data, job.work, job.device, watch.progress)
+        ancestry = _ancestry(job, data)
+        if note := ancestry.get("held_out_note"):
+            watch.progress(note, 0, 0)
         recipe = replace(
             recipe, skip=max(data.prefix - 1, 0), held_out=len(data.held_out), seed=job.data.seed
         )
         prepare(job.target, data.train, job.work, job.device, watch.progress)
-        part = job.work / ("medusa" if job.num_heads else "draft")
-        remember({**asdict(recipe), "num_heads": job.num_heads}, part, "settings.json")
+        part = _part(job)
+        remember({**asdict(recipe), "num_heads": job.num_heads}, part, _SETTINGS)
         vocab = _train(job, recipe, data, part, watch)
         if vocab is None:
             return None
         _write_result(job, recipe, part, vocab)
-        return _report(job, recipe, data, part, watch)
+        return _report(job, recipe, data, part, watch, ancestry)
+
+
+def _part(job: DistillJob) -> Path:
+    return job.work / ("medusa" if job.num_heads else "draft")
 
 
 @contextmanager
@@ -159,10 +168,10 @@ def _complete_recipe(job: DistillJob) -> Recipe:
         return replace(job.recipe, layers=(), student_config={})
     recipe = job.recipe
     if job.init is not None:
-        ids = read_draft_vocab(job.init) if job.own_vocab else None
-        vocab = len(ids or ()) if job.own_vocab else recipe.vocab
-        shape = shape_of(job.init)
-        recipe = replace(recipe, student_config=shape, vocab=vocab, init=digest_of(job.init))
+        recipe = complete_recipe(recipe, config, job.init, own_vocab=job.own_vocab)
+        if not (_part(job) / _SETTINGS).exists():  # else they name a draft that was checked
+            check_init(job.init, job.target, recipe)
+        return recipe
     if not recipe.layers and not recipe.student_config:
         total = config["num_hidden_layers"]
         layers = spread_layers(total, job.num_layers or max(1, round(total / 6)))
@@ -178,6 +187,20 @@ def _check_places(job: DistillJob) -> None:
     if job.init is not None:
         check_apart(job.init, places, whose="--init's")
     claim_result(job.out)
+
+
+def _claim_work(job: DistillJob) -> None:
+    """With rejections it is for its owner only: its states are as good as their text."""
+    if job.data.rejections:
+        job.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if job.work.stat().st_uid != os.geteuid():
+            raise ConfigError(
+                f"{job.work} belongs to another user, who could read the rejections' texts: "
+                "name another --work folder"
+            )
+    remember(_data_settings(job), job.work, "data.json")
+    if job.data.rejections:
+        job.work.chmod(0o700)  # one that was begun before, too
 
 
 def _data_settings(job: DistillJob) -> dict[str, Any]:
@@ -221,9 +244,10 @@ def _train(
         if job.init is not None:
             embeddings = target.get_input_embeddings().weight.detach()
             fit = partial(start_from, student, job.init, embeddings, head)
-    trainer = Trainer(objective, recipe, part)
-    if not trainer.resume():
+    if not (part / CHECKPOINT).exists():
         fit()
+    trainer = Trainer(objective, recipe, part)  # whose average begins with what was fitted
+    trainer.resume()
     del target, head, fit  # the student keeps the embeddings, the loss its rows
     is_done = train(trainer, examples, recipe, job.budget, watch.step, watch.should_stop)
     return vocab if is_done else None
@@ -268,8 +292,23 @@ def _write_result(job: DistillJob, recipe: Recipe, part: Path, vocab: torch.Tens
     compose_draft(job.target, job.asset, job.out)  # so that the figures are the asset's
 
 
+def _ancestry(job: DistillJob, data: Data) -> dict[str, Any]:
+    """What a report says of the runs before this one."""
+    if job.init is None:
+        return {}
+    earlier = earlier_runs(job.init)
+    note = held_out_note(earlier, job.data.seed, data.description)
+    known = {} if earlier is None else {"earlier": earlier}
+    return known | ({"held_out_note": note} if note else {})
+
+
 def _report(
-    job: DistillJob, recipe: Recipe, data: Data, part: Path, watch: Watch
+    job: DistillJob,
+    recipe: Recipe,
+    data: Data,
+    part: Path,
+    watch: Watch,
+    ancestry: Mapping[str, Any],
 ) -> dict[str, Any]:
     made = {
         "data": data.description,
@@ -278,6 +317,7 @@ def _report(
         "budget": asdict(job.budget),
         "machine": machine(job.device, job.num_threads),
         "command": job.command,
+        **ancestry,
     }
     chats, last = _held_out_file(job, data.held_out), len(data.held_out)
     which = f"--medusa-heads {job.out}" if job.num_heads else f"--draft {job.out}"

@@ -131,10 +131,12 @@ def _how(report: Mapping[str, Any]) -> list[str]:
     if not budget["steps"]:
         repeat = "Limited by time, so the same command gives other weights: repeat with --steps."
     recipe = ", ".join(f"{key} {value}" for key, value in made["recipe"].items() if value != {})
+    note = made.get("held_out_note")
     return [
         "## How it was made",
         "",
         f"- **Data**: {made['data']}",
+        *([f"- **Held out**: {note}"] if note else []),
         f"- **Training**: {limit} were asked for; {progress['steps']:,} steps over "
         f"{progress['tokens']:,} tokens in {progress['seconds'] / 60:.1f} minutes, "
         f"{made['machine']}, seed {made['recipe']['seed']}. {repeat}",

@@ -20,7 +20,10 @@ from paceline.config import ModelConfig
 from paceline.engine.distill import Progress, StepReport
 from paceline.engine.draft_report import load_dense, measure_acceptance
 from paceline.engine.torch_loader import load_torch_engine
+from paceline.models import ASSETS
 from tests.unit.engine.tiny_chat import chats_file, random_chats, save_chat_model
+
+SMALL_FORM, HEADS = str(ASSETS / "smollm2-draft"), str(ASSETS / "smollm2-medusa")
 
 
 def run(*arguments: object) -> Result:
@@ -75,6 +78,19 @@ def test_the_cards_figures_again_by_one_command(
     )
     assert again["acceptance"] == known["acceptance"]
     assert again["num_chats"] == 4
+
+
+def test_what_a_draft_may_have_learned_from_is_said(
+    draft: tuple[Path, str], target: Path, chats: Path, tmp_path: Path
+) -> None:
+    """The same chats are held out again; of other ones nobody knows."""
+    more = chats_file(tmp_path / "more.jsonl", 50)
+    for name, file, is_said in (("same", chats, False), ("more", more, True)):
+        result = run(target, "--out", tmp_path / name, "--chats", file, "--steps", 1,
+                     "--init", draft[0], "--held-out", 4)  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert ("warning: the draft that this one went on from may" in result.stderr) == is_said
+        assert ("**Held out**: the draft" in (tmp_path / name / "README.md").read_text()) == is_said
 
 
 def test_a_report_alone_overwrites_nothing(
@@ -173,6 +189,13 @@ def test_options_that_do_not_go_together(
         (("--chats", "/dev/zero"), "/dev/zero is not an ordinary file"),
         (("--text", "/dev/zero", "--num-chats", "0"), "/dev/zero is not an ordinary file"),
         (("--device", "mps"), "--device 'mps' is neither cpu nor cuda"),
+        (
+            ("--init", "", "--steps", "1"),
+            "--init '' names no draft: give a draft's folder or alias",
+        ),
+        (("--init", SMALL_FORM), f"{SMALL_FORM} is the small form of a draft: --init needs"),
+        (("--init", HEADS), f"{HEADS} holds Medusa heads: --init names a draft's folder"),
+        (("--init", "nowhere"), "model 'nowhere' is neither a folder here"),
     ],
 )
 def test_expected_errors_are_one_line_and_exit_1(

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.engine import distill_init
 from paceline.engine.distill import Budget
 from paceline.engine.distill_run import DistillJob, Watch, distill
 from paceline.engine.draft_report import load_dense
@@ -54,6 +56,45 @@ def test_it_begins_as_the_draft_that_it_goes_on_from(
     before, after = logits(first), logits(tmp_path / "next/draft")
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-3)
     assert (logits(target) - before).abs().max() > 0.1
+
+
+def test_a_step_later_nothing_is_left_of_the_noise(target: Path, tmp_path: Path) -> None:
+    """The average of the weights begins with those of the draft, not with a new student's."""
+    narrow = replace(RECIPE, student_config=NARROW)
+    run(job(target, tmp_path / "first", recipe=narrow))
+    first = tmp_path / "first/draft"
+    still = {**STILL, "recipe": replace(STILL["recipe"], average=0.99)}
+    run(job(target, tmp_path / "next", init=first, **still))
+    after = logits(tmp_path / "next/draft")
+    torch.testing.assert_close(after, logits(first), rtol=1e-3, atol=1e-3)
+
+
+class LargestDouble(TorchDispatchMode):
+    """How many float64 numbers a tensor had at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_maps_are_found_a_few_rows_at_a_time(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large target's matrices are never in float64 as a whole."""
+    monkeypatch.setattr(distill_init, "_ROWS_AT_ONCE", 7)
+    run(job(target, tmp_path / "first", recipe=replace(RECIPE, student_config=NARROW)))
+    first = tmp_path / "first/draft"
+    with LargestDouble() as seen:
+        run(job(target, tmp_path / "next", init=first, **STILL))
+    assert 32 * 32 <= seen.numbers < 101 * 16  # a Gram matrix; less than the output layer
+    after = logits(tmp_path / "next/draft")
+    torch.testing.assert_close(after, logits(first), rtol=1e-3, atol=1e-3)
 
 
 def test_training_goes_on(target: Path, draft: Path, tmp_path: Path) -> None:
