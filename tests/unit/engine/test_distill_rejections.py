@@ -63,7 +63,7 @@ def test_a_work_folder_of_somebody_else(
     ("text", "window", "said"),
     [
         (TEXT, 0, "nothing to learn from in"),
-        ((3, 6, *range(1000, 1030)), 16, "the rejections"),
+        ((3, 6, *range(1000, 1030)), 16, "log.jsonl: text 1 has token id 1017"),
     ],
     ids=["no contexts", "tokens of another model"],
 )
