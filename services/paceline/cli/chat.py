@@ -59,6 +59,8 @@ def chat(
 
     if no_draft and method not in (None, "off"):
         raise ConfigError(f"--no-draft is --method off: it contradicts --method {method}")
+    if as_json and show_rounds:
+        raise ConfigError("--json prints no table of rounds: leave --show-rounds out")
     method = "off" if no_draft else method
     settings = Settings(model, system, temperature, seed, max_tokens, method, None, show_rounds)
     run(prompt, url, api_key, settings, as_json)

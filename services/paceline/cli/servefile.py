@@ -114,10 +114,12 @@ def _unknown_deployments(
 
 
 def _no_drafts(pool: Pool) -> str:
-    """Why there are no draft replicas."""
+    """Why there are no draft replicas, and what to do about it."""
     if pool.config.draft.deploy == "never":
-        return "there are no drafts where draft.deploy is never"
-    return f"there are no drafts where speculation.method is {pool.config.speculation.method}"
+        return "there are no drafts where draft.deploy is never: leave it out"
+    method = pool.config.speculation.method
+    why = f"there are no drafts where speculation.method is {method}: leave it out"
+    return why if method == "off" else f"{why}, or set draft.deploy: always"
 
 
 def _user_config_problems(

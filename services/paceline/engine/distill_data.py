@@ -195,16 +195,13 @@ def gather(
     if settings.chats is not None:
         chats = read_chats(settings.chats)
     elif settings.num_chats:
+        _held_out(settings, settings.num_chats)  # before they are made up for hours
         chats = _made_up(target_folder, tokenizer, settings, work, device, progress)
     for what, part in ((str(settings.chats or work), chats), ("the text files", texts)):
         check_chats(part, what, config.vocab_size, config.max_position_embeddings)
     # Measured are chats; pieces of text only where there is nothing else.
     measured, others = (chats, texts) if chats else (texts, chats)
-    held_out = settings.held_out or min(64, max(1, len(measured) // 8))
-    if len(measured) <= held_out:
-        raise ConfigError(
-            f"there are {len(measured)} chats: {held_out} held out leave nothing to train on"
-        )
+    held_out = _held_out(settings, len(measured))
     said = [f"{len(chats):,} {MADE_UP}"] if chats else []
     if settings.chats is not None:
         said = [f"{len(chats):,} chats of {settings.chats.name}"]
@@ -214,6 +211,15 @@ def gather(
     prefix = common_prefix(chats) if chats else 0
     data = Data([*others, *measured[:-held_out]], measured[-held_out:], prefix, ", ".join(said))
     return data if rejected is None else _with_rejections(data, rejected)
+
+
+def _held_out(settings: DataSettings, num_chats: int) -> int:
+    held_out = settings.held_out or min(64, max(1, num_chats // 8))
+    if num_chats <= held_out:
+        raise ConfigError(
+            f"there are {num_chats} chats: {held_out} held out leave nothing to train on"
+        )
+    return held_out
 
 
 def _rejected(settings: DataSettings, work: Path, config: Any, progress: Progress) -> Rejected:

@@ -39,6 +39,13 @@ def claim_result(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
+def retract_report(out: Path) -> None:
+    """Before a result goes into the claimed folder: an old card is not true of it, and a folder
+    with half of one can be claimed again."""
+    (out / CARD).unlink(missing_ok=True)
+    (out / REPORT).write_text(json.dumps({"unfinished": True}) + "\n", encoding="utf-8")
+
+
 def claim_report(out: Path, target: Path, measured: Path) -> dict[str, Any]:
     """Claim a folder for a report alone; what its report says already on how `measured` was made.
 

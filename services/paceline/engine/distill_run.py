@@ -54,7 +54,7 @@ from paceline.engine.distill_data import (
     remember,
     use_device,
 )
-from paceline.engine.distill_folders import check_apart, claim_result
+from paceline.engine.distill_folders import check_apart, claim_result, retract_report
 from paceline.engine.distill_init import check_init, complete_recipe, start_from
 from paceline.engine.distill_lineage import earlier_runs, held_out_note
 from paceline.engine.distill_report import machine, report_draft, report_heads, write_report
@@ -141,6 +141,7 @@ def distill(job: DistillJob, watch: Watch) -> dict[str, Any] | None:
         vocab = _train(job, recipe, data, part, watch)
         if vocab is None:
             return None
+        retract_report(job.out)
         _write_result(job, recipe, part, vocab)
         return _report(job, recipe, data, part, watch, ancestry)
 

@@ -79,6 +79,8 @@ def test_the_method_is_asked_of_the_service(url: str) -> None:
     )
     both = chat("hello", "--method", "ngram", "--no-draft", "--url", url)
     assert both.stderr == "error: --no-draft is --method off: it contradicts --method ngram\n"
+    table = chat("hello", "--json", "--show-rounds", "--url", url)
+    assert table.stderr == "error: --json prints no table of rounds: leave --show-rounds out\n"
 
 
 def test_a_count_keeps_the_method_and_ends_off() -> None:

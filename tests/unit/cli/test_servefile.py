@@ -172,7 +172,7 @@ def test_every_pool_counts(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("TargetReplica-tow", "(did you mean TargetReplica-two?)"),
-        ("DraftReplica-two", "(there are no drafts where speculation.method is off)"),
+        ("DraftReplica-two", "(there are no drafts where speculation.method is off: leave it out)"),
         ("Gateway-two", "(did you mean Gateway?)"),
         ("x", "(there are Gateway, TargetReplica, DraftReplica, Controller, TargetReplica-two, "),
     ],

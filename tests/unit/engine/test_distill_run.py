@@ -202,6 +202,22 @@ def test_a_base_model_and_text_files(tmp_path: Path) -> None:
     assert report["num_chats"] == 3
 
 
+def test_a_result_that_is_not_measured_has_no_card(target: Path, tmp_path: Path) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        if what.startswith("measuring"):
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "draft"
+    for steps in (20, 25):
+        with pytest.raises(KeyboardInterrupt):
+            distill(job(target, tmp_path, budget=Budget(steps=steps)), Watch(progress=interrupt))
+        assert (folder / "model.safetensors").exists()
+        assert not (folder / "README.md").exists()
+        assert json.loads((folder / "report.json").read_text()) == {"unfinished": True}
+        run(job(target, tmp_path, budget=Budget(steps=steps)))
+        assert f"{steps} steps were asked for" in (folder / "README.md").read_text()
+
+
 def test_a_work_folder_goes_on_only_with_its_own_settings(target: Path, tmp_path: Path) -> None:
     assert distill(job(target, tmp_path), stopping(2)) is None
     others = [
@@ -243,6 +259,9 @@ def test_what_cannot_be_done_is_a_sentence(target: Path, tmp_path: Path) -> None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes").write_text("mine")
     refused("holds something else", out=tmp_path / "mine")
+    few = replace(job(target, tmp_path).data, chats=None, num_chats=8, held_out=8)
+    refused("there are 8 chats: 8 held out", data=few, work=tmp_path / "w1")
+    assert not list((tmp_path / "w1").glob("chats-*"))
     refused("Not a directory", work=tmp_path / "chats.jsonl" / "work")
     refused("leave nothing to train on", data=replace(job(target, tmp_path).data, held_out=40))
     chats = tmp_path / "other.jsonl"
