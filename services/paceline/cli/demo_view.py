@@ -36,7 +36,8 @@ def show_piece(console: Console, piece: Piece) -> None:
 
 def rounds_table(rounds: list[Round], max_rows: int) -> Table:
     """The first `max_rows` rounds (0: all), then the sums and means over every round."""
-    table = Table(title="rounds: one pass of the target each (times in ms)", title_justify="left")
+    title = "rounds: one pass of the target each (ms; of draft and wire, what it waited for)"
+    table = Table(title=title, title_justify="left")
     table.add_column("round", justify="right")
     table.add_column("source")
     for heading in ("K", "proposed", "accepted", "draft", "wire", "queue", "verify"):
