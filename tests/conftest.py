@@ -7,5 +7,5 @@ import os
 from hypothesis import settings
 
 settings.register_profile("dev", max_examples=50, deadline=None, print_blob=True)
-settings.register_profile("ci", max_examples=300, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
